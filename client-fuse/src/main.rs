@@ -36,6 +36,9 @@ struct Arguments {
     /// Mount options, as `millrace mount --help` lists them.
     #[arg(short = 'o', long = "options", value_name = "OPTION,...")]
     options: Vec<String>,
+    /// Begin a session of its own, which outlives the terminal, once the mount can be used.
+    #[arg(long, hide = true)]
+    own_session: bool,
     /// Write a line to this descriptor once the mount can be used.
     #[arg(long, value_name = "N")]
     ready_fd: Option<u32>,
@@ -61,6 +64,9 @@ fn main() -> ExitCode {
         options: arguments.options,
     };
     let ready = move || {
+        if arguments.own_session {
+            mount::begin_session();
+        }
         if let Some(descriptor) = arguments.ready_fd {
             mount::tell_ready(descriptor);
         }

@@ -25,7 +25,7 @@ use millrace_protocol::{
 use millrace_runtime::Shutdown;
 use millrace_service::{
     control_socket,
-    daemon::{Ended, until_stopped},
+    daemon::{Ended, StopSignals, until_stopped_by},
     metrics::{self, Metrics},
     systemd,
 };
@@ -54,13 +54,17 @@ use crate::{
 
 /// Mounts as `settings` say and serves until the file system is unmounted, here or elsewhere.
 ///
-/// `ready` is called once the mount can be used. Blocks the calling thread.
+/// `ready` is called once the mount can be used, and before its control socket answers. Blocks the
+/// calling thread.
 ///
 /// # Errors
 /// [`MountError`] when the mount cannot be made.
 pub fn run(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, MountError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(settings, ready))
+    let ended = runtime.block_on(serve(settings, ready));
+    // The thread that waits for the kernel goes on for as long as somebody uses the mount.
+    runtime.shutdown_background();
+    ended
 }
 
 async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, MountError> {
@@ -80,9 +84,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     // Half of it for names and attributes, half for what opens files.
     let half = settings.cache.names.0 / 2;
     let kept = (Names::new(half, names.squash_root), Contents::new(half));
-    let (servers, bytes) = (Arc::clone(&cluster), runtimes.1.clone());
-    let memory = settings.cache.memory.0;
-    let fs = FileSystem::new(servers, counters, memory, kept, &settings.mount, bytes);
+    let (memory, bytes) = (settings.cache.memory.0, runtimes.1.clone());
+    let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, kept, &settings.mount, bytes);
     let path = settings.mount.path.clone();
     let root = find_root(&cluster, &path).await;
     let root = root.map_err(|failure| MountError::Root { path: path.clone(), failure })?;
@@ -95,6 +98,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let places = adapter.places();
     let mount = mountpoint::mount_options(&settings.mount, &source);
     let options = mountpoint::session_options(&settings.mount);
+    // From here on what ends this process has to unmount.
+    let signals = StopSignals::install()?;
     let session = Session::mount(adapter, mountpoint, &mount, &options)?;
     let expires = expires_names(session.terms());
     connect(NamesWay { notifier: session.notifier(), root, expires }, &fs, &places);
@@ -111,14 +116,15 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
         process: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
+    if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
+        tracing::warn!(%error, "no metrics");
+    }
     let control = Arc::new(Control::new(Arc::clone(&cluster), description, path));
+    // Nothing is awaited from here until it is ready: who asks the control socket is answered then.
     if let Err(error) = equip(&mountpoint, control, &shutdown) {
         drop(tokio::task::spawn_blocking(move || mountpoint::unmount(&mountpoint)).await);
         cluster.close_session().await;
         return Err(error);
-    }
-    if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
-        tracing::warn!(%error, "no metrics");
     }
     let upkeep = begin_upkeep(&fs, &runtimes, settings.mount.access_period);
     systemd::ready(&format!("mounted on {}", mountpoint.path().display()));
@@ -126,10 +132,9 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     tracing::info!(mountpoint = %mountpoint.path().display(), "mounted");
     let kernel = tokio::task::spawn_blocking(move || running.join().map(drop));
     let served = serve_kernel(kernel, &requests, &fs);
-    let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
+    let ended = until_stopped_by(signals, served, || unmount_aside(mountpoint), DRAIN_MAX).await;
     let flushed = close(&fs, &upkeep).await;
-    // Removes the control socket.
-    drop(shutdown.finish(CLOSE_MAX).await);
+    finish(&shutdown, &requests).await;
     match ended? {
         Ended::Drained if flushed => Ok(Ended::Drained),
         _ => Ok(Ended::Abandoned),
@@ -149,6 +154,15 @@ async fn close(fs: &FileSystem, upkeep: &Upkeep) -> bool {
     }
     fs.cluster.close_session().await;
     flushed
+}
+
+/// Removes the control socket, and gives up what is still under way: whoever waits for it has an
+/// answer then. What is told to the kernel may wait for that within it, where nothing ends it, and
+/// the process could not end either.
+async fn finish(shutdown: &Shutdown, requests: &TaskTracker) {
+    drop(shutdown.finish(CLOSE_MAX).await);
+    requests.close();
+    drop(tokio::time::timeout(CLOSE_MAX, requests.wait()).await);
 }
 
 /// Gives those who have something to tell the kernel the way to it.
@@ -301,6 +315,17 @@ fn has_no_place(map: &Map) -> bool {
     map.pools.iter().all(|pool| pool.groups.is_empty())
 }
 
+/// Leaves the process group and the terminal of who has started this, and their signals.
+///
+/// Not before the mount is made, nor while it may have to be taken away again: it may be for an
+/// automount, of which the kernel lets that group alone look at the place.
+pub fn begin_session() {
+    // Who leads a group, as a program that a shell has started, keeps it.
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "no session of its own");
+    }
+}
+
 /// Tells the parent that waits on a descriptor that the mount can be used.
 ///
 /// Opens the descriptor anew, so that nothing has to be believed about who owns it. A parent that
@@ -331,7 +356,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(30);
 /// How long the end of a mount waits to tell what was read: a few messages, and little is lost.
 const TELL_MAX: Duration = Duration::from_secs(3);
 
-/// The last connections and sockets are closed within this time.
+/// The last connections and sockets are closed within this time, and the last answers given.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The mount cannot be made.

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::PathBuf,
     process::{Command, Stdio},
     sync::mpsc,
@@ -18,8 +18,9 @@ use millrace_tests::{
     program::{PATIENCE, Said, run, wait_for},
 };
 use rustix::{
-    fs::{FlockOperation, flock},
+    fs::{FallocateFlags, FlockOperation, fallocate, flock},
     io::Errno,
+    process::Signal,
 };
 
 /// The patience of the mount under test.
@@ -134,6 +135,35 @@ fn a_mount_whose_servers_are_silent_can_be_ended() -> Result<()> {
 }
 
 #[test]
+fn a_mount_that_is_in_use_ends_at_the_second_signal_and_stores_what_it_holds() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("file");
+    let mut file = File::create(&path)?;
+    file.write_all(b"before, ")?;
+    let daemon = cluster.daemon("mount-0")?;
+    let device = fs::metadata(cluster.mount())?.dev();
+    daemon.signal(Signal::TERM)?;
+    wait_for("the mount to be out of sight", || {
+        let seen = fs::metadata(cluster.mount()).ok()?;
+        (seen.dev() != device).then_some(())
+    })?;
+    file.write_all(b"after").context("it serves whoever still uses it")?;
+    let begun = Instant::now();
+    daemon.signal(Signal::TERM)?;
+    wait_for("the end of the mount's daemon", || (!daemon.is_alive()).then_some(()))?;
+    assert!(begun.elapsed() < END_MAX, "{:?}", begun.elapsed());
+    cluster.wait_for_log("mount-0", &["stopped before everything was drained"])?;
+    wait_for("the end of the connection", || {
+        let error = file.write_all(b"too late").err()?;
+        (Errno::from_io_error(&error) == Some(Errno::NOTCONN)).then_some(())
+    })?;
+    drop(file);
+    cluster.up()?;
+    assert_eq!(fs::read(&path)?, b"before, after");
+    Ok(())
+}
+
+#[test]
 fn what_was_written_through_a_mapping_is_stored_however_long_the_targets_are_silent() -> Result<()>
 {
     let cluster = Cluster::start(Wish::default())?;
@@ -191,6 +221,66 @@ fn what_could_not_be_stored_is_shown_to_nobody() -> Result<()> {
 }
 
 #[test]
+fn an_append_goes_to_the_end_that_a_file_had_before_what_could_not_be_stored() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let body = vec![7; 1_000_000];
+    let path = cluster.mount().join("file");
+    fs::write(&path, &body)?;
+    cluster.mount_as("soft", &cluster.dir().join("client.pem"), "timeout=3s")?.ok()?;
+    let soft = cluster.mount_named("soft").join("file");
+    let mut log = OpenOptions::new().append(true).open(&soft)?;
+    // Gone, so that it does not take it later.
+    cluster.daemon("target-0")?.kill()?;
+    log.write_all(&[9; 4096])?;
+    let error = log.sync_all().err().context("it went well without the target")?;
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::IO), "{error}");
+    assert_eq!(log.metadata()?.len(), 1_000_000);
+    cluster.up()?;
+    let read = wait_for("the target to be back", || fs::read(&soft).ok())?;
+    assert!(read == body, "{} bytes", read.len());
+
+    log.write_all(b"more")?;
+    log.sync_all()?;
+    let expected = [&body[..], b"more"].concat();
+    for name in [&soft, &path] {
+        let read = fs::read(name)?;
+        assert!(read == expected, "{} bytes in {}", read.len(), name.display());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hole_that_fails_midway_shows_every_mount_what_is_there_by_then() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let set = ["stripe", "set", "--chunk-size", "64KiB", "--count", "-1", "mr:/"];
+    cluster.cli(&set)?.ok()?;
+    let path = cluster.mount().join("file");
+    let body = vec![7; 1 << 20];
+    fs::write(&path, &body)?;
+    let shown = cluster.json(&["stripe", "show", path.to_str().context("a path of text")?])?;
+    let target_of = |chunk: usize| shown["chunks"][chunk]["targets"][0].as_str();
+    let first = target_of(0).context("a target")?;
+    let other = (1..16).filter_map(target_of).find(|target| *target != first);
+    cluster.mount_as("soft", &cluster.dir().join("client.pem"), "timeout=3s")?.ok()?;
+    let soft = cluster.mount_named("soft").join("file");
+    let punched = OpenOptions::new().read(true).write(true).open(soft)?;
+    let page = |file: &File| -> io::Result<Vec<u8>> {
+        let mut page = vec![0; 4096];
+        file.read_exact_at(&mut page, 0)?;
+        Ok(page)
+    };
+    assert!(page(&punched)? == body[..4096]);
+
+    let gone = daemon_of(&cluster, other.context("chunks on both targets")?)?;
+    cluster.daemon(gone)?.kill()?;
+    let cut = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    assert_eq!(fallocate(&punched, cut, 0, body.len() as u64), Err(Errno::IO));
+    let read = wait_for("the target that is there", || page(&punched).ok())?;
+    assert!(read == page(&File::open(&path)?)?, "not as others see it: {:?}", read.first());
+    Ok(())
+}
+
+#[test]
 fn a_target_that_says_nothing_stops_nobody_who_needs_another_one() -> Result<()> {
     // More than a mount has on its way at a time.
     const WRITTEN_LEN: usize = 80 << 20;
@@ -243,9 +333,13 @@ fn one_on_each_target(cluster: &Cluster) -> Result<(PathBuf, PathBuf, &'static s
     let mut found = found.into_iter();
     let first_and_other = found.next().zip(found.next());
     let ((target, first), (_, other)) = first_and_other.context("both targets have files")?;
-    let serves = |name: &&str| cluster.log(name).contains(&target);
-    let daemon = ["target-0", "target-1"].into_iter().find(serves).context("a daemon serves it")?;
-    Ok((first, other, daemon))
+    Ok((first, other, daemon_of(cluster, &target)?))
+}
+
+/// Which of two daemons serves a target.
+fn daemon_of(cluster: &Cluster, target: &str) -> Result<&'static str> {
+    let serves = |name: &&str| cluster.log(name).contains(target);
+    ["target-0", "target-1"].into_iter().find(serves).context("a daemon serves it")
 }
 
 /// Maps a file, closes it, reads it (a page is read before it is written), waits for a line, writes

@@ -66,6 +66,62 @@ fn mount_8_and_fstab_mount_through_the_helper() -> Result<()> {
 }
 
 #[test]
+fn the_daemon_of_a_mount_leaves_the_group_and_the_terminal_of_who_mounts() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    cluster.mount_as("apart", &cluster.dir().join("client.pem"), "")?.ok()?;
+    let daemon = cluster.daemon("apart")?;
+    let stat = fs::read_to_string(format!("/proc/{}/stat", daemon.pid))?;
+    // proc(5): behind the name come state, parent, process group and session.
+    let (_, fields) = stat.rsplit_once(") ").context("a name in parentheses")?;
+    let ids: Vec<_> = fields.split(' ').skip(2).take(2).collect();
+    let own = daemon.pid.to_string();
+    assert_eq!(ids, [own.as_str(), own.as_str()], "{stat}");
+    Ok(())
+}
+
+/// An automount as systemd makes it, autofs(5): `cat` looks into it and waits until `millrace`,
+/// which is run in this process group, has mounted there. Whoever else looked would wait as well.
+const AUTOMOUNTER: &str = r#"
+import ctypes, fcntl, os, select, struct, subprocess, sys
+
+millrace, source, options, point = sys.argv[1:]
+MISSING_DIRECT, READY, FAIL = 5, 0x9360, 0x9361
+reader, writer = os.pipe()
+os.mkdir(point)
+data = f"fd={writer},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
+libc = ctypes.CDLL(None, use_errno=True)
+arguments = [b"automount", point.encode(), b"autofs", ctypes.c_ulong(0), data.encode()]
+assert libc.mount(*arguments) == 0, os.strerror(ctypes.get_errno())
+trap = os.open(point, os.O_RDONLY)
+cat = subprocess.Popen(["cat", f"{point}/file"], start_new_session=True, stdout=subprocess.PIPE)
+_, kind, token = struct.unpack_from("=iiI", os.read(reader, 4096))
+assert kind == MISSING_DIRECT, kind
+mounted = subprocess.run([millrace, "mount", "--source", source, "-o", options, point])
+fcntl.ioctl(trap, FAIL if mounted.returncode else READY, token)
+print(cat.communicate()[0].decode(), end="", flush=True)
+subprocess.run([millrace, "umount", point], check=True)
+assert not select.select([reader], [], [], 0)[0], "it is to be mounted again"
+"#;
+
+#[test]
+fn an_automount_is_mounted_for_who_looks_into_it_and_not_again_by_the_end_of_the_mount()
+-> Result<()> {
+    if !fs::read_to_string("/proc/filesystems")?.contains("autofs") {
+        return Ok(()); // Not every kernel has it.
+    }
+    let cluster = Cluster::start(Wish::default())?;
+    fs::write(cluster.mount().join("file"), "for who looks\n")?;
+    let script = format!(
+        "python3 -c '{AUTOMOUNTER}' $BINARIES/millrace $SERVER:/ \
+         identity=$IDENTITY,log=$PLACE/log $PLACE/point"
+    );
+    let said = alone(&cluster, &script)?;
+    let text = said.clone().ok()?;
+    assert!(text.contains("for who looks\n") && text.contains("is unmounted"), "{said}");
+    Ok(())
+}
+
+#[test]
 fn a_user_mounts_asks_about_files_and_unmounts_without_root() -> Result<()> {
     let cluster = Cluster::start(Wish::default())?;
     fs::write(cluster.mount().join("file"), "for everybody\n")?;

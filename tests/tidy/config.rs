@@ -46,6 +46,29 @@ fn servers_wait_for_the_file_systems_that_their_data_lies_on() {
 }
 
 #[test]
+fn servers_wait_for_their_clock() {
+    for unit in ["millrace-metadata.service", "millrace-target.service"] {
+        let sections = parse_unit(&read(&format!("config/systemd/{unit}"))).expect("sections");
+        for key in ["After", "Wants"] {
+            let waited_for = sections["Unit"].get(key).expect("it waits for others");
+            let waits = waited_for.split_whitespace().any(|name| name == "time-sync.target");
+            assert!(waits, "{unit}: {key}={waited_for}");
+        }
+    }
+}
+
+#[test]
+fn mounts_end_before_the_servers_of_their_host() {
+    let mount = "millrace-fuse@.service";
+    let unit = parse_unit(&read(&format!("config/systemd/{mount}"))).expect("sections");
+    let before: Vec<_> = unit["Unit"]["After"].split_ascii_whitespace().collect();
+    for (path, _) in texts(&["service"]).iter().filter(|(path, _)| path.starts_with("config")) {
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a file");
+        assert!(name == mount || before.contains(&name), "{mount} is not after {name}");
+    }
+}
+
+#[test]
 fn logs_of_mounts_are_turned_over_where_they_are_written() {
     let rule = read("config/logrotate/millrace");
     assert!(rule.contains("/var/log/millrace/*.log {"), "{rule}");

@@ -140,13 +140,6 @@ impl Process {
 /// # Errors
 /// When the program or the log cannot be opened.
 pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
-    let output = File::options()
-        .create(true)
-        .append(true)
-        .open(log)
-        .with_context(|| format!("cannot open {}", log.display()))?;
-    let errors = output.try_clone().context("cannot open the log twice")?;
-    command.stdin(Stdio::null()).stdout(output).stderr(errors).current_dir("/");
     // SAFETY: between fork and exec the closure calls setsid(2) alone, which is async-signal-safe
     // and touches no memory.
     unsafe {
@@ -155,6 +148,22 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
             Ok(())
         });
     }
+    spawn_beside(command, log)
+}
+
+/// Starts `command` in the process group of this program, with its output at the end of `log`. To
+/// outlive the terminal it has to leave the group by itself.
+///
+/// # Errors
+/// When the program or the log cannot be opened.
+pub(crate) fn spawn_beside(mut command: Command, log: &Path) -> anyhow::Result<Child> {
+    let output = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot open {}", log.display()))?;
+    let errors = output.try_clone().context("cannot open the log twice")?;
+    command.stdin(Stdio::null()).stdout(output).stderr(errors).current_dir("/");
     command
         .spawn()
         .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))
@@ -210,6 +219,8 @@ const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{getpgid, getpgrp};
+
     use super::*;
 
     /// A process that waits for ever, with `argument` on its command line.
@@ -267,6 +278,27 @@ mod tests {
         assert_eq!(remembered(&pid_file), None, "nothing says when it started");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_begins_in_a_session_of_its_own_or_stays_in_the_group_of_who_starts_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("daemon.log");
+        let command = || {
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            command
+        };
+        let mut apart = spawn(command(), &log).unwrap();
+        let mut beside = spawn_beside(command(), &log).unwrap();
+        let id = |child: &Child| Pid::from_raw(i32::try_from(child.id()).unwrap());
+        let group = |child: &Child| getpgid(id(child)).unwrap();
+        assert_eq!(Some(group(&apart)), id(&apart));
+        assert_eq!(group(&beside), getpgrp());
+        for child in [&mut apart, &mut beside] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     #[test]

@@ -103,9 +103,11 @@ pub(crate) async fn start(request: &Request) -> anyhow::Result<Mount> {
         );
     }
     let mut command = Command::new(programs::find(programs::FUSE)?);
-    command.args(request.arguments());
+    // For an automount the kernel lets the process group through that is about to mount, and keeps
+    // everybody else waiting for the mount: until it is made the daemon stays in the group.
+    command.args(request.arguments()).arg("--own-session");
     let log = Log::at_end(&request.log);
-    let mut child = process::spawn(command, &request.log)?;
+    let mut child = process::spawn_beside(command, &request.log)?;
     match serves(&request.mountpoint, &mut child, &log).await {
         Ok(mount) => Ok(mount),
         Err(error) => {

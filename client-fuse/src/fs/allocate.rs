@@ -44,7 +44,16 @@ impl FileSystem {
         self.commit(file, false).await?;
         let stored_end = self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);
-        self.zero(file, session, offset..end.min(stored_end), let_go).await
+        let zeroed = self.zero(file, session, offset..end.min(stored_end), let_go).await;
+        if zeroed.is_err() {
+            // What is zeros all the same the kernel does not hear of. Who was killed waits for no
+            // pages that others read.
+            match let_go.is_cancelled() {
+                true => self.drop_unstored(file),
+                false => self.drop_unheard(file).await,
+            }
+        }
+        zeroed
     }
 
     /// Tells the server that the file may have holes, and of its new end. Tells where the file
@@ -146,7 +155,9 @@ impl FileSystem {
         let access = self.writable(file).await?;
         // That may be of the next session already.
         self.check_written_in(Some(session))?;
-        let written = self.cluster.zero(&access, range.clone()).await?;
+        let zeroed = self.cluster.zero(&access, range.clone()).await;
+        // What is not acknowledged may be zeros all the same: what was fetched before may be old.
+        let written = zeroed.inspect_err(|_| file.state().pieces.invalidate(range))?;
         let mut state = file.state();
         state.written_at = Some(self.cluster.now());
         state.record_zeroed(range, &access, written.target, written.loss_count);

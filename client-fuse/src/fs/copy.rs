@@ -4,10 +4,10 @@
 //! worth it, the daemon reads and writes.
 
 use millrace_protocol::{metadata::OpenMode, storage::TRANSFER_LEN_MAX};
-use millrace_types::{ChangeCount, ErrorKind, Failure};
+use millrace_types::{ErrorKind, Failure};
 use tokio_util::sync::CancellationToken;
 
-use crate::fs::{FileSystem, file::File, handle::FileHandle, read::Begun, write::Place};
+use crate::fs::{FileSystem, handle::FileHandle, read::Begun, write::Place};
 
 mod at_targets;
 
@@ -58,7 +58,7 @@ impl FileSystem {
         // Of what it is told, the kernel drops its pages itself. It is not told of what was stored
         // behind a failure, nor of anything when the program was killed.
         if told(&copied) < at_targets.tried || !self.orphans.is_empty(file.inode) {
-            self.drop_copied(file).await;
+            self.drop_unheard(file).await;
         }
         copied
     }
@@ -106,14 +106,6 @@ impl FileSystem {
         check_wanted(let_go)?;
         self.write(target.handle, Place::At(target.offset + copied), &bytes, false).await?;
         Ok(u64::try_from(bytes.len()).expect("at most one transfer"))
-    }
-
-    /// Has the kernel drop its pages of a file to which something was copied that it does not hear
-    /// of; no open keeps them.
-    async fn drop_copied(&self, file: &File) {
-        self.kept.forget(file.inode);
-        file.state().pages_count = ChangeCount(0);
-        self.pages.drop_all(file.inode).await;
     }
 }
 

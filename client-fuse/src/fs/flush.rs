@@ -232,6 +232,9 @@ impl FileSystem {
         let bytes = state.buffer.land(slot);
         state.landings += 1;
         state.release_memory(bytes);
+        if unstored.is_some() {
+            state.handle_unstored_end();
+        }
         drop(state);
         if unstored.is_some() {
             self.drop_unstored(file);

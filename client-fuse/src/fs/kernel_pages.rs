@@ -94,6 +94,14 @@ impl FileSystem {
             });
         }
     }
+
+    /// Has the kernel drop its pages of a file of which bytes have changed without its hearing of
+    /// it; no open keeps them.
+    pub(super) async fn drop_unheard(&self, file: &File) {
+        self.kept.forget(file.inode);
+        file.state().pages_count = ChangeCount(0);
+        self.pages.drop_all(file.inode).await;
+    }
 }
 
 impl fmt::Debug for KernelPages {

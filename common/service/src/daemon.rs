@@ -150,7 +150,20 @@ pub async fn until_stopped<E: From<std::io::Error>>(
     stop: impl FnOnce(),
     deadline: Duration,
 ) -> Result<Ended, E> {
-    let mut signals = StopSignals::install()?;
+    until_stopped_by(StopSignals::install()?, drained, stop, deadline).await
+}
+
+/// The same, by signals that were taken over before: a process that has done by then what its end
+/// must undo cannot be killed by them in between.
+///
+/// # Errors
+/// Those of `drained`.
+pub async fn until_stopped_by<E>(
+    mut signals: StopSignals,
+    drained: impl Future<Output = Result<(), E>>,
+    stop: impl FnOnce(),
+    deadline: Duration,
+) -> Result<Ended, E> {
     until_asked(drained, stop, deadline, async || signals.next().await).await
 }
 

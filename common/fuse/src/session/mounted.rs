@@ -77,7 +77,10 @@ impl Mountpoint {
     /// Whether the mount point still shows this mount, and not what lies below or was mounted over.
     fn is_there(&self) -> bool {
         let Place { path, device, gone } = &*self.0;
-        !gone.load(Ordering::Acquire) && mountpoint::device(path).is_ok_and(|seen| seen == *device)
+        !gone.load(Ordering::Acquire)
+            // Where the table cannot be read, what is at the path has to tell.
+            && mountpoint::is_listed(*device).unwrap_or(true)
+            && mountpoint::device(path).is_ok_and(|seen| seen == *device)
     }
 
     fn take_away(&self, how: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {

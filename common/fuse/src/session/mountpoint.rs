@@ -21,7 +21,8 @@ pub(super) fn prepare(path: &Path) -> io::Result<PathBuf> {
     // One may lie on another, from several crashes.
     for _ in 0..DEAD_MOUNTS_MAX {
         // The kernel may still believe what a dead server has said: so it has to ask.
-        match rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE) {
+        let flags = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
+        match rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE) {
             // ECONNABORTED: it was cut off, with `ABORT_ERROR`. ECANCELED: its ring is being taken
             // apart, which goes on for a while after its process has ended.
             Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => {
@@ -41,13 +42,28 @@ pub(super) fn prepare(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::from(Errno::NOTCONN))
 }
 
-/// Major and minor number of what is mounted there, without asking its server.
+/// Major and minor number of what is mounted there, without asking its server, and without having
+/// an automount mount.
 ///
 /// # Errors
 /// When it cannot be looked at.
 pub(super) fn device(path: &Path) -> io::Result<(u32, u32)> {
-    let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE)?;
     Ok((found.stx_dev_major, found.stx_dev_minor))
+}
+
+/// Whether a mount with this device number is in sight at all, wherever. This looks at no path: a
+/// path may belong to an automount that waits for the next mount, and so would who looks at it.
+///
+/// # Errors
+/// When the table of mounts cannot be read.
+pub(super) fn is_listed((major, minor): (u32, u32)) -> io::Result<bool> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    let number = format!("{major}:{minor}");
+    // proc(5): the third field of a line.
+    let shows = |line: &[u8]| line.split(|&byte| byte == b' ').nth(2) == Some(number.as_bytes());
+    Ok(table.split(|&byte| byte == b'\n').any(shows))
 }
 
 /// Unmounts; EBUSY when it is in use.
@@ -94,3 +110,16 @@ pub(super) fn abort(path: &Path, (_, minor): (u32, u32)) -> io::Result<()> {
 
 /// More than this many crashes on one mount point are something else.
 const DEAD_MOUNTS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_listed_by_its_number() {
+        let (major, minor) = device(Path::new("/proc")).unwrap();
+        assert!(is_listed((major, minor)).unwrap());
+        assert!(!is_listed((major, u32::MAX)).unwrap());
+        assert!(!is_listed((u32::MAX, minor)).unwrap());
+    }
+}
