@@ -22,10 +22,11 @@
 //! [`DiskQueue`].
 //!
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
-//! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
-//! `syncs`, [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which
-//! loses power), [`faulty`] (faults on request, before any disk), [`cuts`] (a kernel that does less
-//! than it was asked for); `conformance` is the suite that all disks pass.
+//! image), `attachment` (which time its disk is attached), [`backing`] (how it grows), [`mod@file`]
+//! (opening and growing the data file), `lock`, `syncs`, [`blocking`] and [`uring`] (the two
+//! engines), [`simulated`] (a disk for tests, which loses power), [`faulty`] (faults on request,
+//! before any disk), [`cuts`] (a kernel that does less than it was asked for); `conformance` is the
+//! suite that all disks pass.
 
 use std::{
     fmt, io,
@@ -39,6 +40,7 @@ use std::{
 use millrace_types::{ErrorKind, Failure};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+mod attachment;
 pub mod backing;
 pub mod blocking;
 pub mod buffer;
@@ -54,6 +56,7 @@ pub mod simulated;
 mod syncs;
 pub mod uring;
 
+pub(crate) use attachment::attachment_of;
 pub use backing::Backing;
 pub use buffer::{AlignedBuffer, BufferPool};
 pub(crate) use buffer::{Charge, SegmentRoom};

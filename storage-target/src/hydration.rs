@@ -25,6 +25,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use millrace_object_source::tallied;
 use millrace_types::{BlockState, ChunkKey, Crc32c, ErrorKind, Failure, WriteEpoch};
 use tokio::{
     runtime::Handle,
@@ -219,6 +220,19 @@ impl Hydrator {
                 }
             }
         }
+    }
+
+    /// Makes sure that the bucket still has the version of its object that a view names. Goes on
+    /// when its caller goes away.
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    pub(crate) async fn check_object(&self, view: &ChunkView) -> Result<(), Failure> {
+        let (inner, view) = (Arc::clone(&self.inner), view.clone());
+        let check = tallied(async move { inner.check_object(&view).await });
+        // Only when the daemon stops is there no answer.
+        let checked = self.inner.runtime.spawn(check).await;
+        checked.unwrap_or_else(|_| Err(ErrorKind::Unavailable.into()))
     }
 
     async fn register(

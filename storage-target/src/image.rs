@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use crate::{
-    disk::place::STORE,
+    disk::{attachment_of, place::STORE},
     format::{
         node::NODE_LEN,
         superblock::{Superblock, SuperblockError},
@@ -169,6 +169,12 @@ impl Image {
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.in_use
+    }
+
+    /// Which attachment of its disk this is; `None` where that cannot be told.
+    #[must_use]
+    pub fn attachment(&self) -> Option<u64> {
+        attachment_of(&self.file)
     }
 }
 

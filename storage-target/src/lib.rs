@@ -42,6 +42,9 @@ mod cluster;
 mod daemon;
 mod hydration;
 mod links;
+#[cfg(test)]
+#[path = "../tests/power/loop_device.rs"]
+mod loop_device;
 mod member;
 mod metrics;
 mod misses;

@@ -31,15 +31,17 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     cluster::Cluster,
-    volume::{EngineError, Statistics, Volume},
+    volume::{EngineError, Judge, Statistics, Volume},
 };
 
+mod judge;
 mod oldest;
 mod recency;
 mod refused;
 mod removed;
 mod sweep;
 
+use judge::MetadataJudge;
 use oldest::{Candidate, Oldest};
 use recency::Recency;
 use removed::Removed;
@@ -74,7 +76,7 @@ struct Inner {
     waiting: AtomicU32,
     progress: watch::Sender<Progress>,
     /// Who is asked, once the daemon is a member of its cluster.
-    metadata: OnceLock<(Peer, Cluster)>,
+    metadata: Arc<OnceLock<(Peer, Cluster)>>,
     released: AtomicU64,
     removed: Removed,
     /// Bytes that are being fetched and that nobody asked for.
@@ -154,7 +156,7 @@ impl Releaser {
             wanted: Notify::new(),
             waiting: AtomicU32::new(0),
             progress: watch::Sender::new(Progress::default()),
-            metadata: OnceLock::new(),
+            metadata: Arc::default(),
             released: AtomicU64::new(0),
             removed: Removed::default(),
             unasked: AtomicU64::new(0),
@@ -239,6 +241,12 @@ impl Releaser {
             Ok(Err(_)) => Err(full()),
             Err(_) => Err(unanswered()),
         }
+    }
+
+    /// Who says whether damaged bytes of the target may go. Asks whom this does, and holds nothing
+    /// of the volume.
+    pub(crate) fn judge(&self) -> Arc<dyn Judge> {
+        Arc::new(MetadataJudge::new(Arc::clone(&self.inner.metadata)))
     }
 
     /// Bytes dropped since the start.

@@ -36,6 +36,7 @@ use crate::{
 };
 
 mod collect;
+mod damaged;
 mod exported;
 #[cfg(test)]
 mod tests;
@@ -197,7 +198,7 @@ impl Store {
             let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
             // What is sent to a bucket may have been written over the object before it went.
             let backed = if reader.is_client() { view.backed } else { 0 };
-            self.check_absent(view, backed, &snapshot, blocks).await?;
+            self.check_absent(view, backed, &snapshot, blocks.clone()).await?;
             let cut =
                 parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
                     Failure::new(kind, format!("part of chunk {} is gone", view.key))
@@ -210,13 +211,11 @@ impl Store {
                     return Ok(read);
                 }
                 Ok(None) => {}
-                Err(ReadError::Volume(EngineError::Corrupt { key, block, clean: true }))
-                    if u32::from(block) * BLOCK < view.backed =>
-                {
-                    // The bucket has the same bytes: drop the damaged ones and fetch again.
-                    self.volume.drop_clean(key, block).await?;
+                Err(ReadError::Volume(error)) => {
+                    // No pages are held back while the bucket is asked.
+                    drop(snapshot);
+                    self.give_up_damaged(view, blocks, error).await?;
                 }
-                Err(ReadError::Volume(error)) => return Err(error.into()),
                 Err(ReadError::Bucket(failure)) => return Err(failure),
             }
         }
@@ -253,13 +252,15 @@ impl Store {
         durable: bool,
     ) -> Result<ChunkVersion, Failure> {
         self.releaser.note_use(view.key);
+        let len: usize = request.body.iter().map(Bytes::len).sum();
+        let ends = ends_of(request.offset, len as u64);
         for _ in 0..ATTEMPTS_MAX {
             let written = match durable {
                 true => self.volume.write_durably(request.clone()).await,
                 false => self.volume.write(request.clone()).await,
             };
             match written {
-                Err(error) => self.mend(view, error).await?,
+                Err(error) => self.mend(view, ends, error).await?,
                 Ok(version) => return Ok(version),
             }
         }
@@ -275,29 +276,31 @@ impl Store {
         view: &ChunkView,
         request: ZeroRequest,
     ) -> Result<ChunkVersion, Failure> {
+        let ends = ends_of(request.range.start, request.range.len() as u64);
         for _ in 0..ATTEMPTS_MAX {
             match self.volume.zero(request.clone()).await {
-                Err(error) => self.mend(view, error).await?,
+                Err(error) => self.mend(view, ends, error).await?,
                 Ok(version) => return Ok(version),
             }
         }
         Err(busy(view))
     }
 
-    /// Does what a refused change needs before it can be tried again.
-    async fn mend(&self, view: &ChunkView, error: EngineError) -> Result<(), Failure> {
+    /// Does what a refused change needs before it can be tried again. Of the blocks at its ends a
+    /// part may stay.
+    async fn mend(
+        &self,
+        view: &ChunkView,
+        ends: [u16; 2],
+        error: EngineError,
+    ) -> Result<(), Failure> {
         match error {
             EngineError::NeedsFill { block, .. } => {
                 let wanted = Wanted { first: block, end: block + 1, sequential: false };
                 self.bring(view, wanted, Behind::Job).await
             }
             EngineError::NoSpace => self.releaser.make_room().await,
-            EngineError::Corrupt { key, block, clean: true }
-                if u32::from(block) * BLOCK < view.backed =>
-            {
-                Ok(self.volume.drop_clean(key, block).await?)
-            }
-            other => Err(other.into()),
+            other => self.give_up_damaged(view, ends, other).await,
         }
     }
 
@@ -452,6 +455,12 @@ impl Store {
 
 fn block_of(at: u32) -> u16 {
     u16::try_from(at / BLOCK).expect("a chunk has 1,024 blocks at most")
+}
+
+/// The blocks in which a change of `len` bytes begins and ends.
+fn ends_of(start: u32, len: u64) -> [u16; 2] {
+    let last = (u64::from(start) + len).saturating_sub(1);
+    [block_of(start), block_of(u32::try_from(last).expect("within a chunk"))]
 }
 
 fn busy(view: &ChunkView) -> Failure {

@@ -30,7 +30,8 @@ use crate::{
         superblock::{Superblock, SuperblockError},
         table::TableKey,
     },
-    image::{PageSource, Tree},
+    image::{Image, PageSource, Tree},
+    volume::{boot_id, with_attachment},
 };
 
 pub mod command;
@@ -57,8 +58,8 @@ use roots::Roots;
 pub struct Options {
     /// Leaves the pages of data out.
     pub quick: bool,
-    /// The boot of this machine. Records written under another one, without an end in order, may
-    /// have lost their data with the machine's memory.
+    /// This boot of the machine and attachment of the disk. Records written under another one,
+    /// without an end in order, may have lost their data with the machine's memory or the disk's.
     pub boot: Option<BootId>,
 }
 
@@ -333,10 +334,10 @@ impl Check<'_> {
     }
 }
 
-/// The boot of this machine, if the system tells it.
+/// The boot of this machine and the attachment of an image's disk, as far as the system tells them.
 ///
 /// # Errors
 /// What the system says.
-pub fn this_boot() -> io::Result<BootId> {
-    crate::volume::boot_id()
+pub fn this_boot(image: &Image) -> io::Result<BootId> {
+    Ok(with_attachment(boot_id()?, image.attachment()))
 }

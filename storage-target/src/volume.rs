@@ -25,7 +25,8 @@
 //!
 //! Locks are taken in this order: the turn of checks, blocks, inode, sections, state. Nobody waits
 //! for memory of a pool while holding the inode's turn or a section, except from the pool of index
-//! and journal, whose holders wait for nothing but the disk.
+//! and journal, whose holders wait for nothing but the disk. Only the turn of checks is held while
+//! the judge of damaged bytes is asked.
 //!
 //! # When pages are free again
 //! Pages that a record gives up stay in quarantine until (a) the record is *announced*: durable,
@@ -50,7 +51,7 @@
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
 //! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `clean`, `contents`,
-//! `commit`, `checkpoint`, `reopen`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
+//! `commit`, `checkpoint`, `reopen`; `judge`, `inspect`, `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -91,6 +92,7 @@ mod findings;
 mod gather;
 mod inspect;
 mod install;
+mod judge;
 mod locks;
 mod open;
 mod place;
@@ -111,9 +113,11 @@ mod write;
 mod zero;
 
 pub use boot::boot_id;
+pub(crate) use boot::with_attachment;
 pub use clean::{CleanPage, CleanPlace};
 pub use drops::DropMark;
 pub use error::EngineError;
+pub use judge::Judge;
 pub use open::OpenError;
 pub use place::PlaceOptions;
 pub use read::{Loaded, Snapshot};
@@ -123,7 +127,9 @@ pub use request::{Authority, Fill, WriteRequest, ZeroRequest};
 pub use scrub::{ScrubActivity, ScrubCommand, ScrubSettings, ScrubStatus};
 
 use drops::Drops;
+use ends::UnreadCuts;
 use inspect::Inspection;
+use judge::Judging;
 use locks::BlockLocks;
 use read::Flights;
 use reopen::{Live, Slot};
@@ -154,7 +160,7 @@ pub struct Options {
     pub cache_bytes: usize,
     /// Longest time that an acknowledged write stays unsynced.
     pub sync_interval: Duration,
-    /// The kernel's boot id.
+    /// This boot of the kernel and this attachment of the disk.
     pub boot: BootId,
 }
 
@@ -228,6 +234,7 @@ struct Shared {
     /// Told when the journal has failed, or the end of a checkpoint is unknown.
     failure: Notify,
     checksum_failures: AtomicU64,
+    unread_cuts: UnreadCuts,
     inspection: Inspection,
     scrub: Scrub,
     clock: Clock,
@@ -236,6 +243,8 @@ struct Shared {
     blank: bool,
     /// Outlives the volume's being opened again, as fetches do.
     drops: Arc<Drops>,
+    /// So does this.
+    judging: Arc<Judging>,
 }
 
 /// What changes together with journal and index.

@@ -36,7 +36,7 @@ fn write(path: &Path, body: &[u8]) -> Result<()> {
 struct World {
     cluster: Cluster,
     id: String,
-    _bucket: Bucket,
+    bucket: Bucket,
 }
 
 impl World {
@@ -54,7 +54,7 @@ impl World {
         }
         let listed = cluster.json(&["target", "list"])?;
         let id = listed[0]["id"].as_str().context("one target")?.to_owned();
-        Ok(Self { cluster, id, _bucket: bucket })
+        Ok(Self { cluster, id, bucket })
     }
 
     /// The file that the target keeps its bytes in.
@@ -155,6 +155,38 @@ fn damage_is_found_by_a_scrub_outlives_restarts_and_goes_with_the_bytes() -> Res
     ensure!(read_page(&world.opened("third", "dirty")?, 20)? == body(3)[20 * PAGE..21 * PAGE]);
     assert_eq!(world.scrub()?, Some(0));
     Ok(())
+}
+
+#[test]
+fn what_is_damaged_of_a_renamed_file_whose_object_is_gone_costs_it_nothing_else() -> Result<()> {
+    let world = World::start()?;
+    let set = world.cluster.mount().join("set");
+    fs::rename(set.join("clean"), set.join("moved"))?;
+    world.bucket.put("set/clean", &body(5))?;
+    world.damage(1, 30)?;
+    let assert_kept = || -> Result<()> {
+        assert_eq!(world.scrub()?, Some(1));
+        let shown = world.show()?;
+        assert_eq!(shown["scrub"]["dropped_blocks"], 0, "{shown}");
+        let findings = shown["findings"].as_array().context("a list")?;
+        assert_eq!(findings.len(), 1, "{shown}");
+        assert_eq!(
+            (&findings[0]["path"], &findings[0]["block"]),
+            (&"/set/moved".into(), &1.into())
+        );
+        Ok(())
+    };
+    assert_kept()?;
+    // In the same block, before and behind it.
+    let moved = world.opened("second", "set/moved")?;
+    for page in [20, 31] {
+        ensure!(read_page(&moved, page)? == body(1)[page * PAGE..(page + 1) * PAGE], "{page}");
+    }
+    let refused = read_page(&world.opened("third", "set/moved")?, 30).unwrap_err();
+    let errno = Errno::from_io_error(&refused);
+    ensure!(errno == Some(Errno::STALE) || errno == Some(Errno::IO), "{refused}");
+    ensure!(read_page(&moved, 25)? == body(1)[25 * PAGE..26 * PAGE], "after a read that failed");
+    assert_kept()
 }
 
 #[test]

@@ -123,7 +123,8 @@ Examples:
 
 const SHOW_HELP: &str = "\
 A damaged block is never read as data: whoever asks for it gets an error until the file is
-overwritten there or removed. What a bucket has too is dropped and fetched again, and not listed.
+overwritten there or removed. What a bucket still has is dropped and fetched again, and not listed
+for long.
 
 Examples:
   millrace target show 3f0a51c2b7e94d68

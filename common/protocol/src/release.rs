@@ -5,7 +5,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{admin::PathBytes, session::Caller, target::ContentName};
 
-/// A target that needs room asks what it may drop of the bytes that a bucket has too.
+/// A target that needs room, or whose bytes are damaged, asks what it may drop of those that a
+/// bucket has too.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct AskRelease {
     /// Contents of which it has clean bytes; at most [`ASK_RELEASE_MAX`], also several times the

@@ -33,7 +33,8 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
         }
         return show(core, client, &inode, Some(session)).map(Step::Done);
     }
-    if needs_trim(core, inode.id)? {
+    // What is emptied has another content then, of which nothing is to be trimmed.
+    if !request.truncate && needs_trim(core, inode.id)? {
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
     let trusted = request.reopen && !client.squash_root;
@@ -49,6 +50,10 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
         truncate: request.truncate,
     });
     core.execute(Some(request.operation), command)?;
+    if needs_trim(core, inode.id)? {
+        // It is repeated, and the new content was cut since.
+        return Ok(Step::Need(Need::Trim(inode.id)));
+    }
     if request.truncate
         && let Some(wait) = core.heard_of_cut(inode.id, session)?
     {

@@ -28,7 +28,9 @@ pub fn set(
     client.own(core, request.operation)?;
     let inode = client.enter(core, request.inode)?;
     let session = request.operation.session;
-    if needs_trim(core, inode.id)? {
+    // What is emptied has another content then, of which nothing is to be trimmed: the way out
+    // where a target cannot.
+    if request.size != Some(0) && needs_trim(core, inode.id)? {
         // Also the repeated request of a shrink comes by here: it is answered when the trim is
         // done.
         return Ok(Step::Need(Need::Trim(inode.id)));

@@ -1,10 +1,10 @@
 //! Tells targets of shrinks: what lies past the new size must go before the file may grow again.
 //!
 //! A shrink is in the log, with a record of the trim, before anybody is asked; the record stays
-//! until every target that may hold chunks has confirmed. So a trim survives crashes of either
-//! side: [`Trims::run`] goes on with what a start finds. Trims of one inode never overlap,
-//! because one that arrived late could take away what was written after a later one was
-//! confirmed.
+//! until every target that may hold chunks has confirmed, or another content has taken the place of
+//! this one. So a trim survives crashes of either side: [`Trims::run`] goes on with what a start
+//! finds. Trims of one content never overlap, because one that arrived late could take away what
+//! was written after a later one was confirmed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

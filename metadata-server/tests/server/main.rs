@@ -42,6 +42,7 @@ mod restore;
 mod room;
 mod snapshots;
 mod state_directory;
+mod trims;
 mod trust;
 mod turns;
 mod variants;

@@ -20,7 +20,7 @@ use std::{
 use futures::future::BoxFuture;
 use millrace_types::ByteLen;
 
-use super::{Backing, DataFile, DiskEngine, DiskError, DiskQueue, cuts::Cuts, lock};
+use super::{Backing, DataFile, DiskEngine, DiskError, DiskQueue, attachment_of, cuts::Cuts, lock};
 
 pub mod signature;
 
@@ -237,6 +237,12 @@ impl Place {
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
+    }
+
+    /// Which attachment of its disk this is; `None` where that cannot be told.
+    #[must_use]
+    pub fn attachment(&self) -> Option<u64> {
+        attachment_of(self.file().ok()?.file())
     }
 
     /// Starts a disk engine on it.

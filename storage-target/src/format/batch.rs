@@ -8,7 +8,7 @@
 //! |     16 |     8 | page           | where this batch lies                                      |
 //! |     24 |     8 | first sequence | of its first record; the others follow one by one          |
 //! |     32 |     8 | committed      | the newest record that was durable when this was written   |
-//! |     40 |    16 | boot id        | of the kernel that ran                                     |
+//! |     40 |    16 | boot id        | of the kernel that ran and the disk's attachment: `BootId` |
 //! |     56 |     4 | previous       | the checksum of the batch before                           |
 //! |     60 |     4 | count          | of records; at least 1                                     |
 //! |     64 |     4 | length         | of header and records, 72 to 262,144                       |
@@ -83,8 +83,9 @@ impl Position {
     }
 }
 
-/// Names one boot of a machine: it tells a killed process from a machine that lost its memory. With
-/// the same one everything that was written is there, synced or not.
+/// Names one boot of a machine and one attachment of its disk: it tells a killed process from a
+/// machine that lost its memory, or a disk that was away. With the same one everything that was
+/// written is there, synced or not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BootId(pub [u8; 16]);
 
@@ -97,7 +98,7 @@ pub struct BatchHeader {
     pub position: Position,
     /// The newest record that was durable when it was written.
     pub committed: u64,
-    /// The kernel's boot.
+    /// Under which it was written.
     pub boot: BootId,
 }
 

@@ -103,6 +103,18 @@ impl Inner {
         Ok(Source { body: Some(body), rest: Bytes::new() })
     }
 
+    /// Looks whether a fetch for the view would find its version of the object.
+    pub(super) async fn check_object(&self, view: &ChunkView) -> Result<(), Failure> {
+        let origin = view.origin.as_ref().ok_or(ErrorKind::Internal)?;
+        let bucket = self.links.bucket(origin.link).await?;
+        let head = bucket.head(&origin.key).await.map_err(as_seen)?;
+        if head.version.tag.as_str() != origin.tag {
+            let words = format!("{} is another version by now", origin.key);
+            return Err(Failure::new(ErrorKind::ObjectChanged, words));
+        }
+        Ok(())
+    }
+
     /// Hands a segment to who waits, and to the volume.
     fn deliver(
         self: &Arc<Self>,

@@ -242,8 +242,9 @@ impl Opener {
         let volume = Arc::new(volume);
         let upkeep = &self.counters.upkeep;
         volume.measure(upkeep.disk.clone(), upkeep.journal.clone());
-        volume.start_scrub(self.settings.scrub.scrub(), Clock::system());
         let releaser = Releaser::new(Arc::clone(&volume), self.settings.release.watermarks());
+        volume.set_judge(releaser.judge());
+        volume.start_scrub(self.settings.scrub.scrub(), Clock::system());
         let (links, buckets) = (self.links.clone(), self.buckets.clone());
         let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), buckets);
         Store::new(volume, hydrator, releaser)

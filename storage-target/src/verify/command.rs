@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(image) => image,
         Err(error) => return refuse(&error.to_string()),
     };
-    let options = Options { quick: arguments.quick, boot: this_boot().ok() };
+    let options = Options { quick: arguments.quick, boot: this_boot(&image).ok() };
     let screen = Screen::new(arguments.json);
     let summary = match verify(&image, &options, &screen) {
         Ok(summary) => summary,

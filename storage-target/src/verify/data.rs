@@ -156,7 +156,8 @@ impl Bad {
         let text = format!("{key}, bytes {first} to {last} of the chunk, {state}: {what}");
         let remedy = match self.state {
             BlockState::Clean => {
-                "nothing is lost: the next read of the block fetches it again from the bucket"
+                "nothing is lost while the bucket has this version: the next read of the block \
+                 fetches it again"
             }
             _ => {
                 "reads of it fail with EIO; overwrite or truncate that part of the file, or remove \

@@ -1,4 +1,4 @@
-//! Which boot of the machine this is.
+//! Which boot of the machine this is, and which attachment of a disk.
 
 use std::{fs, io};
 
@@ -16,4 +16,11 @@ pub fn boot_id() -> io::Result<BootId> {
     // The same shape as a cluster id: sixteen bytes in hexadecimal.
     let id = ClusterId::parse(&digits).map_err(io::Error::other)?;
     Ok(BootId(id.0))
+}
+
+/// The same for one attachment of a disk: what a disk that has been away since had not synced may
+/// be gone, although the machine goes on.
+pub(crate) fn with_attachment(boot: BootId, attachment: Option<u64>) -> BootId {
+    let mixed = u128::from_le_bytes(boot.0) ^ u128::from(attachment.unwrap_or(0));
+    BootId(mixed.to_le_bytes())
 }

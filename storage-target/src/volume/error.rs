@@ -28,7 +28,7 @@ pub enum EngineError {
         key: ChunkKey,
         /// The block.
         block: u16,
-        /// Whether the bucket has the same bytes, so that dropping the block mends it.
+        /// Whether it is clean: dropping it mends it, if the bucket still has the same bytes.
         clean: bool,
     },
     /// The bytes of the request do not match the checksum that came with them.

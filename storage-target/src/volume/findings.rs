@@ -11,7 +11,9 @@ use std::sync::{Arc, atomic::Ordering};
 use millrace_types::ChunkKey;
 use tokio::task::JoinHandle;
 
-use super::{BAD_BLOCKS_MAX, EngineError, Shared, State, Volume, commit::unreadable};
+use super::{
+    BAD_BLOCKS_MAX, EngineError, Shared, State, Volume, commit::unreadable, inspect::AGAIN,
+};
 use crate::{
     format::{
         change::{Change, effects},
@@ -45,7 +47,10 @@ impl Finder {
     pub(super) fn start(shared: Arc<Shared>) -> Self {
         Self(tokio::spawn(async move {
             loop {
-                shared.inspection.wake.notified().await;
+                tokio::select! {
+                    () = shared.inspection.wake.notified() => {}
+                    () = next_look(&shared) => shared.inspection.suspect_due(shared.clock.now()),
+                }
                 let worker = Arc::clone(&shared);
                 let looks = async move { worker.take_second_looks().await };
                 match Arc::clone(&shared).inspecting(looks).await {
@@ -57,6 +62,14 @@ impl Finder {
                 }
             }
         }))
+    }
+}
+
+/// Waits until a section is to be looked at again. Begun anew whenever that changes.
+async fn next_look(shared: &Shared) {
+    match shared.inspection.next_look() {
+        Some(time) => shared.clock.sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -189,9 +202,14 @@ impl Shared {
                 target = %self.target, disk_page,
                 "a node of the index is damaged; what is recorded in it cannot be read or changed"
             ),
-            Fault::Checksum { .. } | Fault::Unreadable => tracing::error!(
+            Fault::Checksum { .. } => tracing::error!(
                 target = %self.target, %chunk, block, disk_page, ?fault,
                 "a block is damaged; reading it fails until it is overwritten or removed"
+            ),
+            Fault::Unreadable => tracing::error!(
+                target = %self.target, %chunk, block, disk_page,
+                "the disk fails to read a block; unless a bucket has it, reading it fails until \
+                 the disk reads it again, or it is overwritten or removed"
             ),
         }
         // A checkpoint must not be given a key that it cannot put into the tree.
@@ -261,6 +279,10 @@ impl Shared {
             Err(error) => return Err(error),
         };
         if stands {
+            if finding.fault != Fault::Index {
+                // That it was waited for is not known any more.
+                self.inspection.suspect_later(key.section, self.clock.now() + AGAIN);
+            }
             self.state().bad.insert(key, finding);
             return Ok(());
         }

@@ -3,6 +3,13 @@
 //! What is found bad is looked at twice before it counts: the first look may have met pages that
 //! somebody was replacing. The second one holds them back while it reads, and what it finds is
 //! noted only while the section's record still names the same pages.
+//!
+//! A clean block that is bad is dropped, so that it is fetched again, but only if somebody says
+//! that it can be had again (`judge`). Otherwise it is noted like any other, and its sound pages
+//! stay. A page that the disk fails to read may be there again in a moment: it is noted too, and
+//! goes if it is not read for minutes ([`PATIENCE`]). What is noted is looked at by each pass of
+//! the scrub, and some minutes after it is waited for, the judge has said nothing, or the target
+//! was opened with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,13 +17,21 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
+use millrace_protocol::target::ContentName;
 use millrace_types::{BlockState, Crc32c};
 use tokio::sync::Notify;
 
 use super::{
-    EngineError, Shared, findings::is_about, read::pieces, remove::AtDamage, run,
+    EngineError, Shared,
+    checkpoint::PATIENCE,
+    findings::is_about,
+    judge::{ANSWER_COUNTS, Verdict},
+    read::pieces,
+    remove::AtDamage,
+    run,
     sections::Sections,
 };
 use crate::{
@@ -32,12 +47,18 @@ use crate::{
 /// Sections that wait for a second look; the scrub finds what is more than that.
 const SUSPECTS_MAX: usize = 4096;
 
+/// A section is looked at again when its unread pages are not waited for any more, and a little
+/// later than that: the time of day, by which they are, may go slower than this is measured.
+pub(super) const AGAIN: Duration = PATIENCE.saturating_add(Duration::from_secs(1));
+
 /// What checks need for themselves.
 #[derive(Debug)]
 pub(super) struct Inspection {
     /// Memory that no request waits for: a section for the scrub, and one for the second look.
     pool: BufferPool,
     suspects: Mutex<BTreeSet<SectionKey>>,
+    /// Sections with pages or an answer that are waited for, and when they are looked at again.
+    later: Mutex<BTreeMap<SectionKey, Instant>>,
     pub(super) wake: Notify,
     /// One check at a time; false when there will be no more.
     turn: tokio::sync::Mutex<bool>,
@@ -50,6 +71,7 @@ impl Default for Inspection {
         Self {
             pool: BufferPool::new(0),
             suspects: Mutex::default(),
+            later: Mutex::default(),
             wake: Notify::new(),
             turn: tokio::sync::Mutex::new(true),
             dropped_blocks: AtomicU64::new(0),
@@ -95,6 +117,34 @@ impl Inspection {
     /// A section that waits for a second look.
     pub(super) fn next_suspect(&self) -> Option<SectionKey> {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner).pop_first()
+    }
+
+    /// Asks for another look at a section at that time, unless there is to be one before.
+    pub(super) fn suspect_later(&self, key: SectionKey, time: Instant) {
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        if later.len() < SUSPECTS_MAX {
+            later.entry(key).or_insert(time);
+        }
+        drop(later);
+        self.wake.notify_one();
+    }
+
+    /// When the next section is to be looked at again.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        let later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        later.values().min().copied()
+    }
+
+    /// Asks for a look at those sections whose time has come.
+    pub(super) fn suspect_due(&self, now: Instant) {
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        let due: Vec<SectionKey> =
+            later.iter().filter(|(_, time)| **time <= now).map(|(key, _)| *key).collect();
+        later.retain(|_, time| *time > now);
+        drop(later);
+        for key in due {
+            self.suspect(key);
+        }
     }
 }
 
@@ -178,29 +228,82 @@ impl Shared {
         for page in bad {
             blocks.entry(page.block()).or_insert(page);
         }
-        let clean = |page: &BadPage| section.state(page.block()) == BlockState::Clean;
-        let mut found = 0;
-        for page in blocks.values().filter(|page| clean(page)) {
-            found += u64::from(self.drop_damaged(key, &section, page).await?);
+        let is_clean = |page: &BadPage| section.state(page.block()) == BlockState::Clean;
+        let clean = blocks.values().copied().filter(is_clean);
+        let (due, early): (Vec<BadPage>, Vec<BadPage>) =
+            clean.partition(|page| self.has_waited(key, page));
+        let dropped = self.drop_saved(key, &section, &due).await?;
+        blocks.retain(|block, _| !dropped.contains(block));
+        let noted = self.note_bad(key, blocks).await?;
+        if !early.is_empty() {
+            self.inspection.suspect_later(key, self.clock.now() + AGAIN);
         }
-        blocks.retain(|_, page| !clean(page));
-        found += self.note_bad(key, blocks).await?;
-        Ok(found)
+        Ok(dropped.len() as u64 + noted)
     }
 
-    /// Drops a clean block, which the bucket has too: whoever reads it next fetches it again.
+    /// Whether it is not waited any more that a page can be read.
+    fn has_waited(&self, key: SectionKey, page: &BadPage) -> bool {
+        if page.fault != Fault::Unreadable {
+            return true;
+        }
+        let block = BlockKey { section: key, block: page.block() };
+        let known = self.state().bad.get(&block).copied().filter(|known| {
+            known.fault == Fault::Unreadable
+                && (known.page, known.expected) == (page.stored.page, page.stored.checksum)
+        });
+        known.is_some_and(|known| self.clock.timestamp().since(known.time) >= PATIENCE)
+    }
+
+    /// Drops those of some clean blocks that can be had again, and returns them. Nobody waits for
+    /// the judge's answer but other checks.
+    async fn drop_saved(
+        self: &Arc<Self>,
+        key: SectionKey,
+        seen: &Section,
+        bad: &[BadPage],
+    ) -> Result<BTreeSet<u8>, EngineError> {
+        let mut dropped = BTreeSet::new();
+        if bad.is_empty() {
+            return Ok(dropped);
+        }
+        let SectionKey { chunk, .. } = key;
+        let content = ContentName { inode: chunk.inode, generation: chunk.generation };
+        let verdict = self.judging.ask(content, &self.clock).await;
+        let Verdict::Saved(asked) = verdict else {
+            tracing::warn!(
+                target = %self.target, %chunk, blocks = bad.len(), ?verdict,
+                "damaged blocks that came from a bucket are kept: nobody says that it has them"
+            );
+            if verdict == Verdict::Unknown {
+                self.inspection.suspect_later(key, self.clock.now() + AGAIN);
+            }
+            return Ok(dropped);
+        };
+        for page in bad {
+            if self.drop_damaged(key, seen, page, asked).await? {
+                dropped.insert(page.block());
+            }
+        }
+        Ok(dropped)
+    }
+
+    /// Drops a clean block that can be had again by what was asked then, if it still is the one
+    /// that was seen: whoever reads it next fetches it again.
     async fn drop_damaged(
         self: &Arc<Self>,
         key: SectionKey,
         seen: &Section,
         page: &BadPage,
+        asked: Instant,
     ) -> Result<bool, EngineError> {
         let block = BlockKey { section: key, block: page.block() }.in_chunk();
         let sections = Sections::new(key.chunk, key.section, vec![Some(seen.clone())]);
         let fingerprint = sections.fingerprint(block);
-        let new_state = move |at: u16, found: u64, state| {
+        // Its turn comes behind writers and a disk that may hang.
+        let counts = || self.clock.now().saturating_duration_since(asked) < ANSWER_COUNTS;
+        let new_state = |at: u16, found: u64, state| {
             let same = at == block && found == fingerprint && state == BlockState::Clean;
-            same.then_some(BlockState::Absent)
+            (same && counts()).then_some(BlockState::Absent)
         };
         self.drops.note(&key.chunk);
         let numbers = key.section..=key.section;

@@ -19,8 +19,10 @@ use super::{
     Blank, EngineError, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
     checkpoint::{INDEX_STEP, RETRIES},
     drops::Drops,
+    ends::UnreadCuts,
     findings::Finder,
     inspect::Inspection,
+    judge::Judging,
     locks::BlockLocks,
     read::Flights,
     recovery::{Recovered, recover},
@@ -146,6 +148,7 @@ pub(super) struct Predecessor {
     pub(super) checksum_failures: u64,
     pub(super) blank: bool,
     pub(super) drops: Arc<Drops>,
+    pub(super) judging: Arc<Judging>,
 }
 
 impl Live {
@@ -344,6 +347,7 @@ impl Parts<'_> {
         if let Some(before) = before {
             shared.blank = before.blank;
             shared.drops = before.drops;
+            shared.judging = before.judging;
             shared.checksum_failures = AtomicU64::new(before.checksum_failures);
         }
         let shared = Arc::new(shared);
@@ -496,12 +500,14 @@ fn shared_of(
         lost: AtomicBool::new(false),
         failure: tokio::sync::Notify::new(),
         checksum_failures: AtomicU64::new(0),
+        unread_cuts: UnreadCuts::default(),
         inspection: Inspection::default(),
         scrub: Scrub::default(),
         clock: parts.clock.clone(),
         zero_page: Crc32c::of(&[0; PAGE]),
         blank,
         drops: Arc::default(),
+        judging: Arc::default(),
     }
 }
 

@@ -5,7 +5,10 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use futures::future::BoxFuture;
 use millrace_types::{ByteLen, ClusterId, MIB, TargetId};
 
-use super::{Blank, Growth, OpenError, Options, Origin, Volume, open::bytes, reopen::PAUSES};
+use super::{
+    Blank, Growth, OpenError, Options, Origin, Volume, boot::with_attachment, open::bytes,
+    reopen::PAUSES,
+};
 use crate::{
     disk::{Backing, BufferPool, DiskEngine, Place, PlaceError, place::PlaceKind},
     format::{batch::BootId, superblock::Layout},
@@ -94,8 +97,9 @@ impl PlaceOrigin {
             .and_then(|target| Layout::new(capacity).map(|layout| Blank { target, layout }));
         let disk = place.start(options.disk_engine).map_err(OpenError::Start)?;
         let is_direct = place.is_direct();
-        let (path, kind) = (options.path.display(), place.kind());
-        tracing::debug!(%path, ?kind, is_direct, disk = disk.name(), "opening a target");
+        let (path, kind, attachment) = (options.path.display(), place.kind(), place.attachment());
+        let name = disk.name();
+        tracing::debug!(%path, ?kind, is_direct, disk = name, ?attachment, "opening a target");
         Ok(Options {
             cluster: options.cluster,
             blank,
@@ -104,7 +108,7 @@ impl PlaceOrigin {
             pool: self.pool.clone(),
             cache_bytes: options.cache_bytes,
             sync_interval: options.sync_interval,
-            boot: options.boot,
+            boot: with_attachment(options.boot, attachment),
         })
     }
 }
@@ -134,3 +138,6 @@ fn capacity(options: &PlaceOptions, place: &Place) -> Result<u64, OpenError> {
     };
     Ok(capacity / PAGE as u64)
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ use super::{
     sections::{Sections, block_of_page, split_block},
 };
 use crate::{
-    disk::{Charge, Piece},
+    disk::{Charge, DiskError, Piece},
     format::section::{Section, StoredPage},
     page_checksum::PAGE,
 };
@@ -372,14 +372,9 @@ impl Shared {
         let pieces = pieces(&places);
         if !pieces.is_empty() {
             self.data_of(sections.sequence()).await?;
-            buffer = match self.disk.read(pieces, buffer).await {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    self.suspect(sections.key(), block_of_page(first));
-                    self.suspect(sections.key(), block_of_page(first + pages - 1));
-                    return Err(error.into());
-                }
-            };
+            let ends = [first, first + pages - 1];
+            let read = self.disk.read(pieces, buffer).await;
+            buffer = read.map_err(|error| self.unread(sections.key(), ends, error))?;
         }
         buffer.discharge();
         let mut checksums = Vec::with_capacity(places.len());
@@ -397,6 +392,19 @@ impl Shared {
             }
         }
         Ok(Loaded { bytes: buffer.freeze().slice(..len), checksums: checksums.into() })
+    }
+
+    /// Asks for a second look at the blocks of some pages which the disk has failed to read.
+    pub(super) fn unread(
+        &self,
+        key: ChunkKey,
+        pages: impl IntoIterator<Item = u32>,
+        error: DiskError,
+    ) -> EngineError {
+        for page in pages {
+            self.suspect(key, block_of_page(page));
+        }
+        error.into()
     }
 
     /// Notes that a page is not what was written.

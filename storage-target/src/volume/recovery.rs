@@ -8,17 +8,18 @@
 //!   data, and so is everything after the first one that is dropped, which may build on it. Nobody
 //!   has been told of any of them, so nothing is lost, unless one was dropped because something
 //!   could not be read: the loss count is then raised. The outcome becomes a checkpoint, as below.
-//! - **The machine lost its memory** (another boot id, and no stop record at the end): records
-//!   that no batch knows to be durable are *pending*. Each is believed only if every page that it
-//!   would bring in matches its checksum; otherwise the older version stands, whose pages were in
-//!   quarantine. Against what it is held is the version that stands by then, so that what a later
-//!   record takes and gives up is right also when an earlier one was dropped. A record of a
-//!   section names all that the section holds, also what records before it brought; so when one
-//!   that changes several sections is dropped, the later ones of these sections are too: they
-//!   would bring back the part of it that lies in theirs. A mark, which says that a trim or a
-//!   reclaim is done, is not believed after a dropped record of the same inode. The loss count is
-//!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
-//!   any batch names the present boot, so that it is never decided a second time.
+//! - **The machine lost its memory, or the disk was away** (another boot id, into which the disk's
+//!   attachment is mixed, and no stop record at the end): records that no batch knows to be durable
+//!   are *pending*. Each is believed only if every page that it would bring in matches its
+//!   checksum; otherwise the older version stands, whose pages were in quarantine. Against what it
+//!   is held is the version that stands by then, so that what a later record takes and gives up is
+//!   right also when an earlier one was dropped. A record of a section names all that the section
+//!   holds, also what records before it brought; so when one that changes several sections is
+//!   dropped, the later ones of these sections are too: they would bring back the part of it that
+//!   lies in theirs. A mark, which says that a trim or a reclaim is done, is not believed after a
+//!   dropped record of the same inode. The loss count is raised, because what is missing cannot be
+//!   known, and the outcome becomes a checkpoint before any batch names the present boot, so that
+//!   it is never decided a second time.
 //!
 //! As long as no record of its inode was dropped, what a pending record was made over is what
 //! stands. So only behind a dropped record the index is asked for that, and where its leaf cannot

@@ -15,7 +15,7 @@ use super::{
     ends::{ENDS_LEN, Ends},
     install::Cause,
     run,
-    sections::{Sections, split_block, within},
+    sections::{Sections, block_of_page, split_block, within},
     write::page_number,
 };
 use crate::{
@@ -29,7 +29,6 @@ use crate::{
     },
     index::{IndexError, Key},
     page_checksum::PAGE,
-    space::Purpose,
 };
 
 /// Entries of the index looked at with one request.
@@ -44,6 +43,8 @@ pub type ExportedBlocks = HashMap<u16, u64>;
 impl Volume {
     /// Drops what lies past `size` of one content and refuses older write epochs from then on.
     /// Returns the bytes freed. Doing it again changes nothing, even if the file has grown again.
+    /// A damaged page within which the size lies stays damaged, and so does one that the disk fails
+    /// to read when that was first met 5 minutes ago; until then it is an error.
     ///
     /// # Errors
     /// As [`Volume::write`]; it must then be done again.
@@ -111,15 +112,29 @@ impl Volume {
         self.restate(key, 0..=SECTIONS_MAX - 1, damage, restate).await
     }
 
-    /// Drops one clean block, because it is damaged and the bucket has it.
+    /// Drops one clean block.
     ///
     /// # Errors
     /// As [`Self::release`].
     pub async fn drop_clean(&self, key: ChunkKey, block: u16) -> Result<(), EngineError> {
+        self.drop_clean_if(key, block, |_| true).await
+    }
+
+    /// The same if it still may go when its turn comes, with the fingerprint that it has then.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub async fn drop_clean_if(
+        &self,
+        key: ChunkKey,
+        block: u16,
+        may_go: impl Fn(u64) -> bool + Send + Sync + 'static,
+    ) -> Result<(), EngineError> {
         self.shared().drops.note(&key);
         let section = split_block(block).0;
-        let restate = move |at, _: u64, state| {
-            (at == block && state == BlockState::Clean).then_some(BlockState::Absent)
+        let restate = move |at, found: u64, state| {
+            let goes = at == block && state == BlockState::Clean && may_go(found);
+            goes.then_some(BlockState::Absent)
         };
         self.restate(key, section..=section, AtDamage::Fail, restate).await.map(drop)
     }
@@ -240,7 +255,7 @@ impl Volume {
     }
 }
 
-/// What is done where a leaf of the index cannot be read.
+/// What is done where a leaf of the index cannot be read, or the page within which a file is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AtDamage {
     /// Nothing more: the file is there, and its bytes would be too.
@@ -256,11 +271,18 @@ pub(super) enum AtDamage {
 impl AtDamage {
     /// Whether what has failed so is gone round.
     pub(super) fn passes(self, error: &EngineError) -> bool {
-        let EngineError::Index(error) = error else { return false };
+        let (is_damaged, is_unread) = match error {
+            EngineError::Index(error) => {
+                (matches!(**error, IndexError::Damaged { .. }), error.is_failed_read())
+            }
+            EngineError::Corrupt { .. } => (true, false),
+            EngineError::Disk(error) => (false, error.is_failed_read()),
+            _ => (false, false),
+        };
         match self {
             Self::Fail => false,
-            Self::GoRound => matches!(**error, IndexError::Damaged { .. }),
-            Self::GoRoundUnread => error.is_unreadable(),
+            Self::GoRound => is_damaged,
+            Self::GoRoundUnread => is_damaged || is_unread,
         }
     }
 }
@@ -282,6 +304,36 @@ pub(super) struct Page {
 
 impl Shared {
     async fn trim(self: &Arc<Self>, trim: Trim) -> Result<ByteLen, EngineError> {
+        let mut damage = AtDamage::Fail;
+        loop {
+            match self.try_trim(trim, damage).await {
+                // What is found bad is looked at twice before it counts.
+                Err(EngineError::Corrupt { .. }) if damage == AtDamage::Fail => {
+                    damage = AtDamage::GoRound;
+                }
+                Err(error) if damage != AtDamage::GoRoundUnread && is_failed_read(&error) => {
+                    // It is not waited for here: whoever asks again may still do so.
+                    if !self.has_cut_waited(trim.content).await {
+                        return Err(error);
+                    }
+                    damage = AtDamage::GoRoundUnread;
+                }
+                done => {
+                    if done.is_ok() {
+                        self.unread_cuts.forget(trim.content);
+                    }
+                    return done;
+                }
+            }
+        }
+    }
+
+    /// `damage` is what is done about the page within which the size lies.
+    async fn try_trim(
+        self: &Arc<Self>,
+        trim: Trim,
+        damage: AtDamage,
+    ) -> Result<ByteLen, EngineError> {
         let ContentName { inode, generation } = trim.content;
         let boundary = ChunkIndex(u32::try_from(trim.size / trim.chunk_size).unwrap_or(u32::MAX));
         let end = usize::try_from(trim.size % trim.chunk_size).expect("below 64 MiB");
@@ -301,7 +353,7 @@ impl Shared {
         let mut freed = 0;
         let mut first_gone = Some(boundary);
         if end > 0 {
-            freed += self.cut(key, end, buffer, trim.write_epoch).await?;
+            freed += self.cut(key, end, buffer, trim.write_epoch, damage).await?;
             first_gone = boundary.0.checked_add(1).map(ChunkIndex);
         }
         if let Some(first) = first_gone {
@@ -337,14 +389,13 @@ impl Shared {
         end: usize,
         buffer: Option<AlignedBuffer>,
         write_epoch: WriteEpoch,
+        damage: AtDamage,
     ) -> Result<u64, EngineError> {
         let whole = self.sections(key, 0..=SECTIONS_MAX - 1).await?;
         let page_end = end.next_multiple_of(PAGE);
         let rest = page_number(page_end)..u32::from(BLOCKS_MAX) * 16;
         let ends = match buffer {
-            Some(buffer) => {
-                self.write_ends(&whole, &(end..page_end), Purpose::Free, buffer).await?
-            }
+            Some(buffer) => self.write_end_of_cut(&whole, &(end..page_end), damage, buffer).await?,
             None => Ends::default(),
         };
         let length = u32::try_from(end).expect("below 64 MiB");
@@ -356,9 +407,7 @@ impl Shared {
             if !gone.is_empty() {
                 section.truncate(gone.start);
             }
-            ends.put(number, &mut section, |page| {
-                whole.state(super::sections::block_of_page(page))
-            });
+            ends.put(number, &mut section, |page| whole.state(block_of_page(page)));
             section.length = section.length.min(length);
             if section != *old {
                 section.write_epoch = section.write_epoch.max(write_epoch);
@@ -366,7 +415,12 @@ impl Shared {
             }
         }
         let cause = Cause::of_upkeep(key, &whole);
-        self.commit_batches(&cause, &whole, &new).await
+        let freed = self.commit_batches(&cause, &whole, &new).await?;
+        if ends.is_spoilt() {
+            // It is listed under the checksum that it has from now on.
+            self.suspect(key, block_of_page(page_number(end)));
+        }
+        Ok(freed)
     }
 
     /// Removes the sections of some keys. The caller holds the inode's turn alone. Adds the pages
@@ -511,6 +565,10 @@ impl Shared {
         let scan = self.index.scan(from, Some(until), SCAN_ENTRIES).await?;
         Ok(Page { sections: sections_of(scan.entries)?, next: scan.next })
     }
+}
+
+fn is_failed_read(error: &EngineError) -> bool {
+    matches!(error, EngineError::Disk(error) if error.is_failed_read())
 }
 
 fn sections_of(entries: Vec<(Key, Bytes)>) -> Result<Vec<(SectionKey, Section)>, EngineError> {

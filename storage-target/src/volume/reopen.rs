@@ -225,6 +225,7 @@ impl Slot {
             checksum_failures: old.checksum_failures.load(Ordering::Relaxed),
             blank: old.blank,
             drops: Arc::clone(&old.drops),
+            judging: Arc::clone(&old.judging),
         };
         drop(old);
         let options = origin.open().await?;

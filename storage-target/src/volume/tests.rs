@@ -2,7 +2,9 @@
 //! disk, and with damage.
 
 mod beside;
+mod clean;
 mod contents;
+mod cuts;
 mod index;
 mod memory;
 mod model;
@@ -320,6 +322,22 @@ async fn what_was_asked_for_before_a_release_is_not_stored_after_it() {
     volume.drop_clean(key(1, 0), 1).await.unwrap();
     let late = Fill { mark: before, ..filling(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await };
     assert_eq!(volume.fill(late).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_clean_block_that_another_one_has_replaced_is_not_dropped_for_the_first() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    fill(&volume, key(1, 0), 0, &pattern(9, 0, BLOCK), WriteEpoch(0)).await.unwrap();
+    let seen = volume.snapshot(key(1, 0), 0..1).await.unwrap().fingerprint(0);
+    volume.release(key(1, 0)).await.unwrap();
+    let bytes = pattern(8, 0, BLOCK);
+    fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
+    volume.drop_clean_if(key(1, 0), 0, move |found| found == seen).await.unwrap();
+    assert_holds(&volume, key(1, 0), 0, &bytes).await;
+    let seen = volume.snapshot(key(1, 0), 0..1).await.unwrap().fingerprint(0);
+    volume.drop_clean_if(key(1, 0), 0, move |found| found == seen).await.unwrap();
+    assert_eq!(used_pages(&volume).await, 0);
 }
 
 #[tokio::test]

@@ -300,7 +300,9 @@ impl Shared {
             return Ok(buffer);
         }
         self.data_of(sections.sequence()).await?;
-        let buffer = self.disk.read(pieces, buffer).await?;
+        let ends = [plan.pages.start, plan.pages.end - 1];
+        let read = self.disk.read(pieces, buffer).await;
+        let buffer = read.map_err(|error| self.unread(sections.key(), ends, error))?;
         let bytes = buffer.as_slice().chunks_exact(PAGE);
         for ((page, place), bytes) in plan.pages.clone().zip(&places).zip(bytes) {
             if let Some(place) = place

@@ -306,12 +306,6 @@ impl World {
     }
 
     async fn trim(&mut self, file: usize, size: usize) -> Result<()> {
-        if let Some(place) =
-            places().find(|&place| place.file == file && self.model.now(place).rot != 0)
-        {
-            let block = place.block * BLOCK;
-            return self.heal(file, place.chunk, &(block..block + 1)).await;
-        }
         self.model.begin_trim(file, size);
         // The metadata server asks until it is done.
         for attempt in 0..100 {

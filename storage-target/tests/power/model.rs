@@ -289,7 +289,9 @@ impl Model {
                     continue;
                 }
                 all[kept..].fill(0);
-                stored(old.state, all)
+                // The page within which the file is cut stays bad.
+                let gone = kept.next_multiple_of(PAGE)..BLOCK;
+                Version { rot: rot_beside(old.rot, &gone), ..stored(old.state, all) }
             };
             blocks.push((place, new));
         }

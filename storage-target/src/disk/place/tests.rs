@@ -23,6 +23,16 @@ fn a_directory_gets_a_store_and_is_had_alone() {
     Place::open(home.path(), false).unwrap();
 }
 
+#[test]
+fn the_attachment_of_a_disk_is_the_same_for_all_who_open_what_lies_on_it() {
+    let home = tempfile::tempdir().unwrap();
+    let first = Place::open(home.path(), true).unwrap().attachment();
+    assert_eq!(Place::open(home.path(), false).unwrap().attachment(), first);
+    let image = home.path().join("image");
+    File::create(&image).unwrap().set_len(5 * MIB).unwrap();
+    assert_eq!(Place::open(&image, true).unwrap().attachment(), first, "the same disk");
+}
+
 fn is_locked(file: &Path) -> bool {
     let file = File::open(file).unwrap();
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()

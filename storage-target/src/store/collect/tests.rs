@@ -1,4 +1,5 @@
-//! Reads in several parts on a target with the least memory, and reads of what was given up.
+//! Reads in several parts on a target with the least memory, and reads of what was given up, or of
+//! what the disk has not kept.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -16,15 +17,15 @@ use millrace_types::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    disk::{BufferPool, simulated::SimulatedDisk},
+    disk::{BufferPool, Operation, simulated::SimulatedDisk},
     format::{batch::BootId, superblock},
     hydration::Hydrator,
     links::Links,
     parts::BLOCK,
     release::{Releaser, Watermarks},
-    store::{Reader, Store},
+    store::{Behind, Reader, Store},
     view::ChunkView,
-    volume::{Authority, Blank, Options, Volume, WriteRequest},
+    volume::{Authority, Blank, Options, Volume, WriteRequest, ZeroRequest},
 };
 
 /// Bytes of each read.
@@ -113,6 +114,27 @@ impl World {
             authority: Authority::default(),
         };
         self.store.write(view, request, false).await.unwrap();
+    }
+
+    /// Puts an object into the bucket and has it all here.
+    async fn hydrate(&self, bytes: &[u8]) -> ChunkView {
+        let content = self.put(bytes, Content { sparse: false, ..sparse() }).await;
+        let view = ChunkView::new(&content, ChunkIndex(0));
+        self.store.hydrate(&view, Behind::Job).await.unwrap();
+        self.store.volume().sync().await.unwrap();
+        view
+    }
+
+    /// Where on the disk a page of a chunk lies.
+    async fn disk_page(&self, view: &ChunkView, page: u32) -> u64 {
+        let block = u16::try_from(page / 16).unwrap();
+        let snapshot = self.store.volume().snapshot(view.key, block..block + 1).await.unwrap();
+        snapshot.disk_page(page).unwrap()
+    }
+
+    /// Has the disk fail to read a page of a chunk.
+    async fn set_unreadable(&self, view: &ChunkView, page: u32) {
+        self.disk.set_unreadable(self.disk_page(view, page).await, true);
     }
 
     /// Begins to read; the buffers go when the bytes are there.
@@ -231,4 +253,92 @@ async fn what_is_absent_of_a_content_that_was_given_up_is_no_hole() {
     let key = ChunkKey { generation: ContentGeneration(2), ..view.key };
     let newer = ChunkView { key, ..view.clone() };
     assert!(world.read(&newer, 0).await.unwrap().iter().all(|&byte| byte == 0));
+}
+
+/// An object of [`LEN`] bytes.
+fn object() -> Vec<u8> {
+    (0..LEN).map(|at| (at % 253).to_le_bytes()[0] ^ (at >> 12).to_le_bytes()[0]).collect()
+}
+
+#[tokio::test]
+async fn what_the_disk_fails_to_read_is_fetched_for_whoever_needs_it() {
+    let world = World::new().await;
+    let mut bytes = object();
+    let view = world.hydrate(&bytes).await;
+    // A part of the page is written; the rest of it stays.
+    world.set_unreadable(&view, 5).await;
+    world.write(&view, 5 * 4096 + 100, &[7; 100]).await;
+    bytes[5 * 4096 + 100..5 * 4096 + 200].fill(7);
+    // The ends of what is zeroed lie in two others.
+    world.set_unreadable(&view, 40).await;
+    world.set_unreadable(&view, 70).await;
+    let zeroed = 40 * 4096 + 1000..70 * 4096 + 1000;
+    let request = ZeroRequest {
+        key: view.key,
+        range: zeroed.clone(),
+        group_epoch: GroupEpoch(1),
+        write_epoch: view.write_epoch,
+        chunk_size: view.chunk_size,
+        backed: view.backed,
+        session: SessionId(1),
+        number: WriteNumber(2),
+        authority: Authority::default(),
+    };
+    world.store.zero(&view, request).await.unwrap();
+    bytes[zeroed.start as usize..zeroed.end as usize].fill(0);
+    // Two blocks of one read.
+    world.set_unreadable(&view, 100).await;
+    world.set_unreadable(&view, 200).await;
+    assert!(world.read(&view, 0).await.unwrap() == bytes);
+    world.store.volume().take_second_looks().await.unwrap();
+    assert_eq!(world.store.volume().statistics().bad_blocks, 0, "nothing is wrong with the rest");
+}
+
+#[tokio::test]
+async fn a_read_that_the_disk_fails_once_is_tried_again() {
+    let world = World::new().await;
+    let bytes = object();
+    let view = world.hydrate(&bytes).await;
+    // Nothing is fetched for that.
+    fs::remove_dir_all(world.bucket.path()).unwrap();
+    world.disk.fail(Operation::Read, 0, libc::EIO);
+    assert!(world.read(&view, 0).await.unwrap() == bytes);
+}
+
+#[tokio::test]
+async fn what_was_written_here_and_is_not_read_any_more_is_an_error() {
+    let world = World::new().await;
+    let view = world.hydrate(&object()).await;
+    world.write(&view, 5 * 4096, &[7; 4096]).await;
+    world.set_unreadable(&view, 5).await;
+    let read = world.store.read(&view, 0..LEN, Reader::Random).await;
+    assert_eq!(read.map(drop).map_err(|failure| failure.kind), Err(ErrorKind::Disk));
+    world.store.read(&view, BLOCK..LEN, Reader::Random).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_block_stays_of_which_a_page_is_damaged_and_the_bucket_has_another_version() {
+    let world = World::new().await;
+    let bytes = object();
+    let view = world.hydrate(&bytes).await;
+    let kind = |failure: Failure| failure.kind;
+    fs::write(world.bucket.path().join("object"), b"another").unwrap();
+    let (unread, damaged) = (world.disk_page(&view, 5).await, world.disk_page(&view, 20).await);
+    world.disk.set_unreadable(unread, true);
+    world.disk.flip(damaged * 4096 + 9, 4);
+    for page in [5, 20] {
+        let range = page * 4096..(page + 1) * 4096;
+        let read = world.store.read(&view, range, Reader::Random).await;
+        assert_eq!(read.map(drop).map_err(kind), Err(ErrorKind::ObjectChanged), "page {page}");
+    }
+    for around in [0..5 * 4096, 6 * 4096..20 * 4096, 21 * 4096..LEN] {
+        let read = world.store.read(&view, around.clone(), Reader::Random).await.unwrap();
+        assert!(read.body.concat() == bytes[around.start as usize..around.end as usize]);
+    }
+    // Without the bucket too.
+    fs::remove_dir_all(world.bucket.path()).unwrap();
+    world.store.read(&view, 5 * 4096..6 * 4096, Reader::Random).await.unwrap_err();
+    world.disk.set_unreadable(unread, false);
+    world.disk.flip(damaged * 4096 + 9, 4);
+    assert!(world.read(&view, 0).await.unwrap() == bytes, "all of it is still here");
 }

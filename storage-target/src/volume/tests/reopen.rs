@@ -36,6 +36,7 @@ use crate::{
     disk::{BufferPool, DiskEngine, Operation, faulty::Faults, simulated::SimulatedDisk},
     hydration::Hydrator,
     links::Links,
+    loop_device::LoopDevice,
     release::{Releaser, Watermarks},
     store::Store,
     view::ChunkView,
@@ -46,9 +47,6 @@ use crate::{
         sessions::Admission,
     },
 };
-
-#[path = "../../../tests/power/loop_device.rs"]
-mod loop_device;
 
 const NO_PAUSES: Pauses = Pauses { min: Duration::ZERO, max: Duration::ZERO };
 
@@ -493,7 +491,7 @@ async fn a_real_device_that_fails_and_recovers_under_load_goes_on_without_a_rest
     let _small = SmallDisk::mount(home.path(), 48);
     let image = home.path().join("image");
     File::create(&image).unwrap().set_len(96 << 20).unwrap();
-    let Some(device) = loop_device::LoopDevice::attach(&image) else { return };
+    let Some(device) = LoopDevice::attach(&image) else { return };
     let place = PlaceOptions {
         path: device.0.clone(),
         cluster: ClusterId([9; 16]),

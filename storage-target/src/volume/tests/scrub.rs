@@ -10,9 +10,9 @@ use millrace_runtime::{Clock, Random, VirtualTime};
 use millrace_types::Timestamp;
 
 use super::{
-    BLOCK, BlockState, CHUNK_SIZE, ContentGeneration, ContentName, EngineError, Fill, InodeId,
-    Options, SimulatedDisk, Volume, WriteEpoch, assert_holds, fill, filling, key, new_disk, open,
-    options, pattern, read, used_pages, write, write_request,
+    BLOCK, CHUNK_SIZE, ContentGeneration, ContentName, EngineError, InodeId, Options,
+    SimulatedDisk, Volume, WriteEpoch, assert_holds, key, new_disk, open, options, pattern, read,
+    used_pages, write, write_request,
 };
 use crate::{
     format::{
@@ -35,7 +35,7 @@ fn settings(bytes_per_second: u64) -> ScrubSettings {
 }
 
 /// Lets every task run until it waits for the clock.
-async fn rest() {
+pub(super) async fn rest() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
@@ -55,7 +55,7 @@ async fn finish(volume: &Volume, time: &VirtualTime, pass: u64) -> bool {
 }
 
 /// A whole pass from now on.
-async fn scrub(volume: &Volume) {
+pub(super) async fn scrub(volume: &Volume) {
     let (clock, time) = clock();
     let pass = volume.scrub_status().progress.pass + 1;
     volume.start_scrub(settings(1 << 30), clock);
@@ -65,7 +65,12 @@ async fn scrub(volume: &Volume) {
 }
 
 /// Flips a bit of a page of a chunk.
-async fn damage(disk: &SimulatedDisk, volume: &Volume, chunk: super::ChunkKey, page: u32) -> u64 {
+pub(super) async fn damage(
+    disk: &SimulatedDisk,
+    volume: &Volume,
+    chunk: super::ChunkKey,
+    page: u32,
+) -> u64 {
     volume.sync().await.unwrap();
     let block = u16::try_from(page / 16).unwrap();
     let snapshot = volume.snapshot(chunk, block..block + 1).await.unwrap();
@@ -74,12 +79,12 @@ async fn damage(disk: &SimulatedDisk, volume: &Volume, chunk: super::ChunkKey, p
     place
 }
 
-fn name(chunk: super::ChunkKey, block: u16) -> BlockKey {
+pub(super) fn name(chunk: super::ChunkKey, block: u16) -> BlockKey {
     let (section, block) = split_block(block);
     BlockKey { section: SectionKey { chunk, section }, block }
 }
 
-fn listed(volume: &Volume) -> Vec<BlockKey> {
+pub(super) fn listed(volume: &Volume) -> Vec<BlockKey> {
     volume.findings(None, 1000).into_iter().map(|(key, _)| key).collect()
 }
 
@@ -230,40 +235,6 @@ async fn a_page_that_the_disk_cannot_read_is_a_finding_of_its_own_kind() {
     disk.set_unreadable(record.page(2).unwrap().page, false);
     scrub(&volume).await;
     assert!(volume.findings(None, 9).is_empty());
-}
-
-#[tokio::test]
-async fn a_damaged_clean_block_is_dropped_to_be_fetched_again() {
-    let disk = new_disk(1);
-    let volume = open(&disk).await;
-    let bytes = pattern(9, 0, 3 * BLOCK);
-    fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
-    write(&volume, key(1, 0), 2 * BLOCK, pattern(1, 0, 10)).await;
-    damage(&disk, &volume, key(1, 0), 17).await;
-    scrub(&volume).await;
-    assert!(volume.findings(None, 9).is_empty(), "the bucket has it");
-    let status = volume.scrub_status();
-    assert_eq!((status.progress.findings, status.dropped_blocks), (1, 1));
-    let snapshot = volume.snapshot(key(1, 0), 0..3).await.unwrap();
-    let states: Vec<_> = (0..3).map(|block| snapshot.state(block)).collect();
-    assert_eq!(states, [BlockState::Clean, BlockState::Absent, BlockState::Written]);
-    drop(snapshot);
-    fill(&volume, key(1, 0), 1, &bytes[BLOCK..2 * BLOCK], WriteEpoch(0)).await.unwrap();
-    assert_holds(&volume, key(1, 0), 0, &bytes[..2 * BLOCK]).await;
-}
-
-#[tokio::test]
-async fn what_was_asked_for_before_the_scrub_dropped_a_block_is_not_stored_after_it() {
-    let disk = new_disk(1);
-    let volume = open(&disk).await;
-    let bytes = pattern(9, 0, 2 * BLOCK);
-    fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
-    let before = volume.drop_mark(&key(1, 0));
-    damage(&disk, &volume, key(1, 0), 17).await;
-    scrub(&volume).await;
-    assert_eq!(volume.scrub_status().dropped_blocks, 1);
-    let late = Fill { mark: before, ..filling(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await };
-    assert_eq!(volume.fill(late).await.unwrap(), 0, "its object may be another one by now");
 }
 
 /// The page of the leaf that holds the record of an inode, found by damaging all of them.

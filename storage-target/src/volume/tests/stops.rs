@@ -6,8 +6,8 @@ use millrace_protocol::target::ContentName;
 use millrace_types::{BlockState, ContentGeneration, ErrorKind, InodeId, WriteEpoch};
 
 use super::{
-    BLOCK, LAYOUT, OpenError, Volume, assert_holds, erase, filling, key, new_disk, open, options,
-    pattern, write, write_request,
+    BLOCK, BootId, LAYOUT, OpenError, Options, Volume, assert_holds, erase, filling, key, new_disk,
+    open, options, pattern, write, write_request,
 };
 use crate::{
     disk::{Operation, simulated::SimulatedDisk},
@@ -17,7 +17,7 @@ use crate::{
         section::SectionKey,
         table::TableKey,
     },
-    volume::EngineError,
+    volume::{EngineError, with_attachment},
 };
 
 #[tokio::test]
@@ -86,14 +86,18 @@ async fn overwritten() -> (SimulatedDisk, Volume, u64) {
 }
 
 /// Holds the target against its older version, twice: the outcome is decided once.
-async fn assert_older(disk: &SimulatedDisk, loss_count: u64) {
+async fn assert_older(disk: &SimulatedDisk, boot: BootId, loss_count: u64) {
     for _ in 0..2 {
-        let volume = open(disk).await;
+        let options = Options { boot, ..options(disk, 1) };
+        let volume = Volume::open(&options).await.unwrap();
         assert_eq!(volume.loss_count(), loss_count);
         assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
         assert_holds(&volume, key(2, 0), 0, &pattern(3, 0, BLOCK)).await;
     }
 }
+
+/// Of the machine of these tests.
+const BOOT: BootId = BootId([1; 16]);
 
 /// The process ends before it could open the target again; the machine goes on.
 #[tokio::test]
@@ -105,7 +109,21 @@ async fn a_start_after_a_failed_sync_holds_records_against_their_data_under_the_
     drop(volume);
     // What the drive has dropped with its cache.
     erase(&disk, lost).await;
-    assert_older(&disk, 2).await;
+    assert_older(&disk, BOOT, 2).await;
+}
+
+/// As if its disk had been pulled: that the journal failed cannot be written down either.
+#[tokio::test]
+async fn a_disk_that_was_attached_anew_is_held_against_its_data_under_the_same_boot_too() {
+    let (disk, volume, lost) = overwritten().await;
+    // Whatever this process asks of it fails from now on.
+    disk.begin_process();
+    volume.sync().await.expect_err("the disk is away");
+    drop(volume);
+    erase(&disk, lost).await;
+    assert_ne!(with_attachment(BOOT, Some(2)), with_attachment(BOOT, Some(3)));
+    assert_eq!(with_attachment(BOOT, None), BOOT, "where that cannot be told");
+    assert_older(&disk, with_attachment(BOOT, Some(2)), 1).await;
 }
 
 /// The kernel does not say again what it has said to the start that failed.
@@ -116,7 +134,7 @@ async fn a_sync_that_fails_at_a_start_is_known_to_the_next_one() {
     disk.fail(Operation::Sync, 0, libc::EIO);
     Volume::open(&options(&disk, 1)).await.expect_err("its disk fails");
     erase(&disk, lost).await;
-    assert_older(&disk, 2).await;
+    assert_older(&disk, BOOT, 2).await;
 }
 
 #[tokio::test]
