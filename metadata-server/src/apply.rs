@@ -52,8 +52,10 @@ mod xattr;
 
 #[cfg(test)]
 pub(crate) use cluster::GROUPS_PER_TARGET;
+pub(crate) use deletion::OBJECT_DELETED_LEVEL;
 pub(crate) use export::has_made as export_has_made;
 pub(crate) use layout::layouts;
+pub(crate) use link::FORGET_SAVED_LEVEL;
 pub(crate) use orphan::POSITION_BITS;
 pub(crate) use place::of_key as place_of_key;
 pub(crate) use rename::KEEPS_PLACE_LEVEL;
@@ -95,7 +97,9 @@ pub(crate) use trust::unnamed;
 /// | 20    | jobs over the files in some states; an export begins another write epoch, and    |
 /// |       | after it a file has no holes; so does an open for writing after a backup was put |
 /// |       | back                                                                             |
-pub const FEATURE_LEVEL: u32 = 20;
+/// | 21    | an object that was deleted because its file was removed hides nothing any more;  |
+/// |       | names below a link that is being removed go only while buckets have their files  |
+pub const FEATURE_LEVEL: u32 = 21;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -194,7 +198,8 @@ fn dispatch(
         Command::SetDefaults(set) => layout::set_defaults(tx, set),
         Command::AddLink(link) => link::add(tx, link),
         Command::BeginLinkRemoval(link) => link::begin_removal(tx, *link),
-        Command::ForgetEntries(forget) => link::forget_entries(tx, forget),
+        Command::ForgetEntries(forget) => link::forget_entries(tx, forget, false),
+        Command::ForgetSaved(forget) => link::forget_saved(tx, forget),
         Command::RemoveLink(link) => link::remove(tx, *link),
         Command::ImportEntries(import) => import::entries(tx, import),
         Command::MarkDirectoryListed(directory) => import::mark_listed(tx, *directory),
@@ -239,6 +244,7 @@ fn dispatch(
         Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),
         Command::SetDeletePropagation(set) => deletion::set(tx, *set),
         Command::ForgetDeletion(forget) => deletion::forget(tx, forget),
+        Command::ObjectDeleted(deleted) => deletion::object_deleted(tx, deleted),
         Command::NoteLeftOut(note) => import::note_left_out(tx, note),
         Command::SetRefreshInterval(set) => link::set_refresh_interval(tx, *set),
     }

@@ -40,9 +40,9 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, ForgetDeletion, FoundObject, NoteLeftOut, Observation, ObserveObject,
-    ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
-    SetRefreshInterval,
+    DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, NoteLeftOut, Observation,
+    ObserveObject, ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy,
+    SetLinkOptions, SetRefreshInterval,
 };
 pub use create::{CreateMasked, CreateUnnamed, Publish};
 pub use inline::{PublishInline, Spilled};
@@ -167,8 +167,7 @@ pub enum Command {
         export: u128,
     },
 
-    // New commands stand at the end, and none is larger than `AddJob`: both are part of the bytes
-    // of those above.
+    // New ones stand at the end, and none is larger than `AddJob`: the bytes above have both.
     /// What the bucket said of a file's object when it was asked again.
     ObserveObject(ObserveObject),
     /// Decides which version of a file in conflict stays.
@@ -219,8 +218,7 @@ pub enum Command {
         /// The export.
         export: u128,
     },
-    /// Takes an export that ends with a manifest into the queue. Not made any more: such a job is
-    /// one with options now.
+    /// Takes an export with a manifest into the queue. Not made any more: it is one with options.
     AddPublication(AddJob),
     /// Takes a job that is done in some way of its own into the queue.
     AddJobWithOptions(Box<AddJobWithOptions>),
@@ -267,6 +265,10 @@ pub enum Command {
     },
     /// Takes a job over the files in some states into the queue.
     AddJobByState(Box<AddJobByState>),
+    /// An object that was to be deleted has been, and what hid it here goes too.
+    ObjectDeleted(Box<ForgetDeletion>),
+    /// As [`Self::ForgetEntries`], and refused where one of the files is not its object's any more.
+    ForgetSaved(ForgetEntries),
 }
 
 /// Makes an empty file system.
@@ -491,17 +493,6 @@ pub struct AddLink {
     pub prefix: String,
     /// What may be changed.
     pub mode: LinkMode,
-}
-
-/// Removes imported names. Directories must be empty of other names by then.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct ForgetEntries {
-    /// The link that is being removed.
-    pub link: LinkId,
-    /// The directory.
-    pub directory: InodeId,
-    /// The names, at most [`BATCH_MAX`]; names that are gone are passed over.
-    pub names: Vec<FileName>,
 }
 
 /// Adds or refreshes names that a bucket lists.

@@ -74,6 +74,8 @@ impl Daemon {
         settings.check().map_err(anyhow::Error::msg)?;
         let identity = identity(settings)?;
         let engine_settings = EngineSettings { clock, ..settings.engine(identity.peer().cluster) };
+        // So that changes are not refused while a report finds out that it does not fit.
+        let reports_keep_free = engine_settings.reserve().saturating_mul(2);
         let starting = tokio::task::spawn_blocking(move || Engine::start(engine_settings));
         let engine = Arc::new(starting.await??);
         let shutdown = Shutdown::new();
@@ -87,7 +89,7 @@ impl Daemon {
         let losses = Losses::new(handle.clone());
         let environment = {
             let (cluster, random) = (identity.peer().cluster, Random::system());
-            let reports = settings.data.join("reports");
+            let reports = (settings.data.join("reports"), reports_keep_free);
             ServerEnvironment::new(handle.clone(), peers.clone(), random, cluster, reports)
         };
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));

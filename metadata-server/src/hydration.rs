@@ -10,8 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`requests`], `left_out`, `changed`,
-//! `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`, [`jobs`].
+//! [`links`], `removal`, [`parts`], [`spread`], [`state`], [`report`], [`requests`], `left_out`,
+//! `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -58,6 +58,7 @@ pub mod metrics;
 mod own;
 pub mod parts;
 mod refresher;
+mod removal;
 pub mod report;
 pub mod requests;
 pub mod spread;
@@ -74,6 +75,7 @@ use import::Importer;
 pub use import::Listing;
 use jobs::Jobs;
 use refresher::Refresher;
+use removal::Remover;
 
 /// Everything that the server asks of hydration. Cheap to clone.
 #[derive(Debug)]
@@ -85,6 +87,7 @@ pub struct Hydration<E> {
     changed: Arc<Changed<E>>,
     ahead: Arc<Ahead<E>>,
     refresher: Arc<Refresher<E>>,
+    remover: Arc<Remover<E>>,
 }
 
 impl<E> Clone for Hydration<E> {
@@ -97,6 +100,7 @@ impl<E> Clone for Hydration<E> {
             changed: Arc::clone(&self.changed),
             ahead: Arc::clone(&self.ahead),
             refresher: Arc::clone(&self.refresher),
+            remover: Arc::clone(&self.remover),
         }
     }
 }
@@ -111,16 +115,19 @@ impl<E: Environment> Hydration<E> {
         let ahead = Arc::new(Ahead::new(Arc::clone(&environment), importer.counts.clone()));
         let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
         let refresher = Arc::new(Refresher::new(its_environment, its_importer));
-        Self { environment, buckets, importer, jobs, changed, ahead, refresher }
+        let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
+        let remover = Arc::new(Remover::new(its_environment, its_importer));
+        Self { environment, buckets, importer, jobs, changed, ahead, refresher, remover }
     }
 
     /// Settles exports that were interrupted, then runs jobs, follows reported changes, lists links
-    /// again that say so and fetches ahead of readers until `stop`.
+    /// again that say so, goes on with removals of links and fetches ahead of readers until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         tokio::join!(
             self.jobs.run(stop.clone()),
             self.changed.run(stop.clone()),
             self.refresher.run(stop.clone()),
+            self.remover.run(stop.clone()),
             self.ahead.run(stop)
         );
     }
@@ -325,12 +332,14 @@ impl<E: Environment> Hydration<E> {
         self.environment.read(links::options).await
     }
 
-    /// Unbinds a directory: see [`links::remove`].
+    /// Unbinds a directory: its names go, the bucket stays as it is. What has begun goes on by
+    /// itself, also after a failure; who asks again waits for it.
     ///
     /// # Errors
-    /// While files are dirty or a job works there.
+    /// While files are dirty or a job works there; [`ErrorKind::DeadlineExceeded`] while one that
+    /// is under way takes long.
     pub async fn remove_link(&self, request: &RemoveLink) -> Result<(), Failure> {
-        let removed = links::remove(&*self.environment, &self.importer, request).await;
+        let removed = self.remover.remove(request).await;
         // Also where it failed: the removal may have begun.
         if let Err(failure) = self.jobs.auto_export.reload().await {
             tracing::warn!(%failure, "what a removed link exports by itself cannot be read again");

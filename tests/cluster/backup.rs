@@ -61,7 +61,8 @@ fn a_cluster_goes_on_from_a_backup_with_what_was_in_it_and_frees_the_rest_when_t
     ensure!(!refused.succeeded(), "the server runs, and the directory is not empty");
     cluster.cli(&["dev", "down"])?.ok()?;
     fs::rename(&data, data.with_file_name("data.old"))?;
-    cluster.cli(&["metadata", "restore", text(&backup)?])?.ok()?;
+    let said = cluster.json(&["metadata", "restore", text(&backup)?])?;
+    assert_eq!(said["data"].as_str(), Some(text(&fs::canonicalize(&data)?)?), "where it is");
     let said = cluster.up_once().expect_err("until an operator has looked at it").to_string();
     ensure!(said.contains("degraded"), "{said}");
 

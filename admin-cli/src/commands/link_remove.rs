@@ -2,9 +2,13 @@
 
 use anyhow::bail;
 use millrace_protocol::admin::RemoveLink;
+use millrace_types::{ErrorKind, Failure};
 use serde::Serialize;
 
-use crate::{arguments::LinkRemoveArguments, context::Context, exit::Exit, output};
+use crate::{
+    arguments::LinkRemoveArguments, connection::Connection, context::Context, exit::Exit, output,
+    watch::say,
+};
 
 #[derive(Serialize)]
 struct Removed {
@@ -19,7 +23,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> an
     let plain = output::path_text(&path);
     let shown = output::shown(&plain);
     // What keeps it, and what helps against that, the server says: changed files, or a job.
-    if let Err(failure) = connection.request(&request).await {
+    if let Err(failure) = remove(&connection, &request, &shown).await {
         bail!("cannot remove the link at {shown}: {failure}");
     }
     let report = Removed { path: plain, removed: true };
@@ -27,4 +31,26 @@ pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> an
         .output
         .result(&report, || format!("the link at {shown} is removed; its bucket is as it was"))?;
     Ok(Exit::Done)
+}
+
+/// Asks until the server tells an end: with many names it works for longer than one answer may
+/// take, and goes on with that whether anybody waits or not.
+async fn remove(connection: &Connection, request: &RemoveLink, path: &str) -> Result<(), Failure> {
+    let mut waits = false;
+    loop {
+        match connection.request(request).await {
+            Err(failure) if failure.kind == ErrorKind::DeadlineExceeded => {
+                if !waits {
+                    say(&format!(
+                        "the metadata server is still at work on {path}; it goes on also after \
+                         Ctrl-C, and millrace link list has the link until it is removed"
+                    ));
+                }
+                waits = true;
+            }
+            // It was removed between two questions.
+            Err(failure) if waits && failure.kind == ErrorKind::NotFound => return Ok(()),
+            answer => return answer.map(|_| ()),
+        }
+    }
 }

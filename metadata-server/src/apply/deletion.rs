@@ -8,13 +8,13 @@
 use millrace_protocol::{capability::Origin, cluster::LinkMode};
 use millrace_types::{ErrorKind, InodeId, LinkId};
 
-use super::{ApplyError, Transaction};
+use super::{ApplyError, Transaction, export::is_shown_by, place};
 use crate::{
     command::{ForgetDeletion, Outcome, SetDeletePropagation},
-    namespace::{Body, Inode},
+    namespace::{Body, Inode, tree},
     store::{
         View, keys,
-        records::{DeletePropagationRecord, DeletionRecord, LinkRecord},
+        records::{DeletePropagationRecord, DeletionRecord, LinkRecord, Whiteout},
     },
 };
 
@@ -51,6 +51,46 @@ pub(super) fn forget(
     if known.is_some_and(|known| known.tag == forget.tag && known.queued == forget.queued) {
         tx.delete(key);
     }
+    Ok(Outcome::Done)
+}
+
+/// The feature level from which on what hid an object goes with it.
+pub(crate) const OBJECT_DELETED_LEVEL: u32 = 21;
+
+/// An object was deleted here. So goes what hid it: who puts it back wants to see it, also when it
+/// is the same version. What hides another version stays, and so it does when the object was queued
+/// again since, or a file still stands against it that had its name.
+pub(super) fn object_deleted(
+    tx: &mut Transaction<'_>,
+    deleted: &ForgetDeletion,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < OBJECT_DELETED_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    forget(tx, deleted)?;
+    let ForgetDeletion { link, key, tag, .. } = deleted;
+    // Without a tag it is what a directory or a symbolic link hides: nobody knows of all of that.
+    if tag.is_empty() || tx.get(&keys::deletion(*link, key))?.is_some() {
+        return Ok(Outcome::Done);
+    }
+    let Some((directory, name)) = place::of_key(tx, *link, key)? else {
+        return Ok(Outcome::Done);
+    };
+    let whiteout = keys::whiteout(directory, name.as_bytes());
+    let is_its = tx.read::<Whiteout>(&whiteout)?.is_some_and(|known| known.tag == *tag);
+    if !is_its || !is_shown_by(&tx.inode(directory)?, *link, key, &name) {
+        return Ok(Outcome::Done);
+    }
+    let moved = keys::moved_file(directory, name.as_bytes());
+    if let Some(id) = tx.get(&moved)?.and_then(|id| keys::number_at(&id, 0))
+        && let Some(Body::File(file)) = tree::find(tx, InodeId(id))?.map(|inode| inode.body)
+        && let Some(origin) = &file.origin
+        && (origin.link, &origin.key, &origin.tag) == (*link, key, tag)
+    {
+        return Ok(Outcome::Done);
+    }
+    tx.delete(whiteout);
+    tx.delete(moved);
     Ok(Outcome::Done)
 }
 

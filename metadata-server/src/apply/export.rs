@@ -1,7 +1,7 @@
 //! Exports: a file is frozen, uploaded, and becomes exported if it has not changed meanwhile.
 
 use millrace_protocol::capability::Origin;
-use millrace_types::{ErrorKind, FileName, InodeId};
+use millrace_types::{ErrorKind, FileName, InodeId, LinkId};
 
 use super::{ApplyError, Transaction, commit, deletion, orphan, place, remove::hides};
 use crate::{
@@ -144,7 +144,8 @@ fn leave_behind(
         return Ok(());
     }
     if let Some((directory, name)) = place::of_key(tx, export.link, &export.key)?
-        && (is_shown_by(&tx.inode(directory)?, export, &name) || !hides(tx, directory, &name)?)
+        && (is_shown_by(&tx.inode(directory)?, export.link, &export.key, &name)
+            || !hides(tx, directory, &name)?)
     {
         let entry = tree::entry(tx, directory, &name)?;
         if entry.is_some_and(|entry| entry.inode == id) {
@@ -168,10 +169,10 @@ fn leave_behind(
 
 /// Whether a directory shows the object of a key under this name. One that was moved to where it is
 /// shows others, and what hides those there stays.
-fn is_shown_by(directory: &Inode, export: &Export, name: &FileName) -> bool {
+pub(super) fn is_shown_by(directory: &Inode, link: LinkId, key: &str, name: &FileName) -> bool {
     let Body::Directory(body) = &directory.body else { return false };
-    let linked = body.linked.as_ref().filter(|linked| linked.link == export.link);
-    let rest = linked.and_then(|linked| export.key.strip_prefix(&linked.prefix));
+    let linked = body.linked.as_ref().filter(|linked| linked.link == link);
+    let rest = linked.and_then(|linked| key.strip_prefix(&linked.prefix));
     rest.map(str::as_bytes) == Some(name.as_bytes())
 }
 

@@ -12,7 +12,7 @@ use crate::{
         AddLink, BATCH_MAX, ForgetEntries, Outcome, SetAutoExport, SetFetchPolicy, SetLinkOptions,
         SetRefreshInterval,
     },
-    namespace::{LinkedDirectory, tree},
+    namespace::{Body, LinkedDirectory, ObjectState, tree},
     store::{
         keys,
         records::{AutoExportRecord, FetchRecord, LinkRecord, RefreshIntervalRecord},
@@ -62,10 +62,26 @@ pub(super) fn begin_removal(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outc
     Ok(Outcome::Done)
 }
 
+/// The feature level from which on names go only while their files are their objects'.
+pub(crate) const FORGET_SAVED_LEVEL: u32 = 21;
+
+/// The same as [`forget_entries`] where all files are their objects': one may have been written
+/// since somebody looked at it.
+pub(super) fn forget_saved(
+    tx: &mut Transaction<'_>,
+    forget: &ForgetEntries,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < FORGET_SAVED_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    forget_entries(tx, forget, true)
+}
+
 /// Removes imported names, without whiteouts. Directories must be empty by then.
 pub(super) fn forget_entries(
     tx: &mut Transaction<'_>,
     forget: &ForgetEntries,
+    only_saved: bool,
 ) -> Result<Outcome, ApplyError> {
     if !find(tx, forget.link)?.removing || forget.names.len() > BATCH_MAX {
         return Err(ErrorKind::InvalidArgument.into());
@@ -79,6 +95,12 @@ pub(super) fn forget_entries(
             continue;
         };
         let inode = tree::named(tx, &entry)?;
+        if only_saved
+            && let Body::File(file) = &inode.body
+            && !matches!(file.state, ObjectState::Clean | ObjectState::Exported)
+        {
+            return Err(ErrorKind::Conflict.into());
+        }
         if inode.is_directory() && inode.size > 0 {
             return Err(ErrorKind::NotEmpty.into());
         }

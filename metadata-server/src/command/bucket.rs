@@ -59,6 +59,17 @@ pub struct SetDeletePropagation {
     pub on: bool,
 }
 
+/// Removes imported names. Directories must be empty of other names by then.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ForgetEntries {
+    /// The link that is being removed.
+    pub link: LinkId,
+    /// The directory.
+    pub directory: InodeId,
+    /// The names, at most [`BATCH_MAX`](super::BATCH_MAX); names that are gone are passed over.
+    pub names: Vec<FileName>,
+}
+
 /// An object that was to be deleted is gone, or stays.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct ForgetDeletion {

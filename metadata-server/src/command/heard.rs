@@ -39,6 +39,7 @@ impl Command {
                 | Self::ObserveObject(_)
                 | Self::ResolveConflict(_)
                 | Self::ForgetEntries(_)
+                | Self::ForgetSaved(_)
                 | Self::DropDirectory(_)
         )
     }

@@ -174,7 +174,7 @@ impl EngineSettings {
     }
 
     /// The same with the share of the disk that it lies on.
-    pub(super) fn reserve(&self) -> u64 {
+    pub(crate) fn reserve(&self) -> u64 {
         room::reserve(&self.dir, self.least_reserve())
     }
 

@@ -1,7 +1,5 @@
 //! Where the bytes of a file belong in its bucket, and whether the object that it names is there.
 
-use std::collections::VecDeque;
-
 use millrace_protocol::{
     capability::Origin,
     cluster::{self, LinkMode},
@@ -62,32 +60,43 @@ pub(crate) fn is_saved(view: &dyn View, inode: &Inode, file: &FileBody) -> Resul
     Ok(!file.sparse && is_backed(view, inode, file)?)
 }
 
-/// The files among some inodes below a link that no bucket may have as they are: they differ from
-/// their object, or were renamed and not exported since.
+/// The files among some inodes that no bucket may have as they are: they differ from their object,
+/// or were renamed and not exported since. Also below a link that is being removed: a file may have
+/// been renamed while the others were looked at, and another one exported in its place.
 ///
 /// # Errors
 /// When the store is broken.
 pub(super) fn only_here(
     view: &dyn View,
-    link: LinkId,
-    inodes: VecDeque<Inode>,
+    inodes: impl IntoIterator<Item = Inode>,
 ) -> Result<Vec<Inode>, Failure> {
-    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
-    // Once its removal has begun no path below it has a key, and all were looked at before.
-    let is_going = record.is_none_or(|record| record.removing);
     let mut found = Vec::new();
+    // Most of them lie in one directory, and the way up from there may be long.
+    let mut above: (Option<InodeId>, Option<(LinkId, String)>) = (None, None);
     for inode in inodes {
         let Body::File(file) = &inode.body else { continue };
-        let is_there = agrees(file) && (is_going || is_backed(view, &inode, file)?);
-        if !is_there {
+        let directory = inode.parent.as_ref().map(|parent| parent.directory);
+        if above.0 != directory {
+            let keys = directory.map(|directory| keys_of(view, directory)).transpose()?;
+            above = (directory, keys.flatten());
+        }
+        let origin = file.origin.as_ref().filter(|_| agrees(file));
+        if !origin.is_some_and(|origin| lies_in(&inode, origin, above.1.as_ref())) {
             found.push(inode);
         }
     }
     Ok(found)
 }
 
+/// Whether an object is the one that a file has by its first name, in a directory of these keys.
+fn lies_in(inode: &Inode, origin: &Origin, keys: Option<&(LinkId, String)>) -> bool {
+    let (Some(parent), Some((link, prefix))) = (&inode.parent, keys) else { return false };
+    let name = origin.key.strip_prefix(prefix.as_str()).map(str::as_bytes);
+    origin.link == *link && name == Some(parent.name.as_bytes())
+}
+
 /// Whether a file has the bytes of the object that it was made from, or became.
-fn agrees(file: &FileBody) -> bool {
+pub(super) fn agrees(file: &FileBody) -> bool {
     matches!(file.state, ObjectState::Clean | ObjectState::Exported)
 }
 
@@ -135,6 +144,11 @@ pub(super) fn link_of(view: &dyn View, inode: &Inode) -> Result<Option<LinkId>, 
 /// # Errors
 /// When the store is broken.
 pub(super) fn prefix_of(view: &dyn View, directory: InodeId) -> Result<Option<String>, Failure> {
+    Ok(keys_of(view, directory)?.map(|(_, prefix)| prefix))
+}
+
+/// The same with the link, which may be going.
+fn keys_of(view: &dyn View, directory: InodeId) -> Result<Option<(LinkId, String)>, Failure> {
     let Some(inode) = tree::find(view, directory).map_err(broken)? else { return Ok(None) };
     let link = match &inode.body {
         Body::Directory(body) => body.linked.as_ref().map(|linked| linked.link),
@@ -148,7 +162,7 @@ pub(super) fn prefix_of(view: &dyn View, directory: InodeId) -> Result<Option<St
             if !key.is_empty() && !key.ends_with('/') {
                 key.push('/');
             }
-            Ok(Some(key))
+            Ok(Some((link, key)))
         }
         Err(failure) if failure.kind == ErrorKind::Internal => Err(failure),
         Err(_) => Ok(None),

@@ -113,6 +113,9 @@ pub trait Environment: Send + Sync + 'static {
     /// which may be missing.
     fn reports(&self) -> &Path;
 
+    /// Bytes of the disk of that directory that reports leave free: the store is on it, too.
+    fn reports_keep_free(&self) -> u64;
+
     /// A random number, for ids of exports and beginnings of layouts.
     fn random(&self) -> u64;
 }

@@ -60,7 +60,7 @@ mod running;
 mod shadow;
 
 /// Listings that run at the same time.
-const LISTINGS_MAX: usize = 16;
+pub(super) const LISTINGS_MAX: usize = 16;
 
 /// Pages that all listings together have asked for and not imported yet: a third of the requests
 /// that may be on their way to a bucket, so that who looks a name up always finds room. A page of
@@ -182,12 +182,10 @@ impl<E: Environment> Importer<E> {
     ) -> Result<(), Failure> {
         let wanted = name.clone();
         let known = self.environment.read(move |view| {
-            let Some(linked) = linked(view, directory)?.filter(|linked| linked.listed.is_none())
-            else {
+            if tree::entry(view, directory, &wanted).map_err(broken)?.is_some() {
                 return Ok(None);
-            };
-            let exists = tree::entry(view, directory, &wanted).map_err(broken)?.is_some();
-            Ok(Some(linked).filter(|_| !exists))
+            }
+            Ok(linked(view, directory)?.filter(|linked| linked.listed.is_none()))
         });
         let Some(linked) = known.await? else { return Ok(()) };
         let Ok(listing) = self.listing(&linked, LISTINGS_WAITING_MAX) else {
@@ -298,6 +296,12 @@ impl<E: Environment> Importer<E> {
     pub(super) fn is_crowded(&self) -> bool {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.len() > LISTINGS_WAITING_MAX / 2
+    }
+
+    /// Whether a directory is being listed, or waits for that: a page may be on its way.
+    pub(super) fn is_listing(&self, directory: InodeId) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.contains_key(&directory)
     }
 
     async fn refresh_within(
@@ -519,13 +523,33 @@ async fn finished(listing: &mut watch::Receiver<Listing>) -> Listing {
 /// The linked directory, if it is one whose link still imports, and not one that has been moved
 /// since it was listed: its names are what was moved, while the bucket's now belong to whatever
 /// takes the old place.
+///
+/// # Errors
+/// [`ErrorKind::InUse`] for one that was never listed and never will be; when the store is broken.
 pub(super) fn linked(view: &dyn View, directory: InodeId) -> Result<Option<Linked>, Failure> {
-    let Some(linked) = linked_anywhere(view, directory)? else { return Ok(None) };
+    let Some(linked) = linked_anywhere(view, directory)? else {
+        return refuse_unlisted(view, directory).map(|()| None);
+    };
     if linked.listed.is_none() {
         return Ok(Some(linked));
     }
     let prefix = prefix_of(view, directory)?;
     Ok(Some(linked).filter(|linked| prefix.as_ref() == Some(&linked.prefix)))
+}
+
+/// Refuses a directory that was not listed before its link began to be removed: it would look as
+/// if its bucket had nothing there.
+fn refuse_unlisted(view: &dyn View, directory: InodeId) -> Result<(), Failure> {
+    let Some(inode) = tree::find(view, directory).map_err(broken)? else { return Ok(()) };
+    let Body::Directory(body) = &inode.body else { return Ok(()) };
+    let unlisted = body.linked.as_ref().filter(|linked| linked.listed.is_none());
+    let Some(LinkedDirectory { link, .. }) = unlisted else { return Ok(()) };
+    let record: Option<LinkRecord> = records::read(view, &keys::link(*link)).map_err(broken)?;
+    if !record.is_some_and(|record| record.removing) {
+        return Ok(());
+    }
+    let words = "the link is being removed, and what its bucket has here was never listed";
+    Err(Failure::new(ErrorKind::InUse, words))
 }
 
 /// The linked directory, if it is one whose link still imports.

@@ -41,6 +41,7 @@ use self::{
     outcomes::Outcomes,
     pace::Pace,
     progress::Progress,
+    report_room::{REPORTS_BYTES_MAX, ReportRoom},
 };
 use super::{
     environment::Environment,
@@ -78,6 +79,7 @@ mod pace;
 mod progress;
 mod publish;
 mod release;
+mod report_room;
 mod report_to;
 mod settle;
 mod slices;
@@ -101,6 +103,7 @@ pub struct Jobs<E> {
     copies_left: Notify,
     alone: Alone,
     unmarked: Arc<Unmarked>,
+    reports: Arc<ReportRoom>,
     running: Mutex<HashMap<JobId, Running>>,
 }
 
@@ -135,9 +138,6 @@ struct Begun<'a, E: Environment> {
     work: Arc<Work>,
 }
 
-/// Bytes of all reports: some fifty million lines.
-const REPORTS_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
-
 /// How often a running job's counts become a command.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -157,11 +157,13 @@ impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
     pub fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
         let unmarked = Arc::new(Unmarked::default());
+        let reports = ReportRoom::new(environment.reports().to_owned(), REPORTS_BYTES_MAX);
         let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
         Self {
             deleter: Deleter::new(Arc::clone(&environment), Arc::clone(&importer)),
             auto_export: AutoExporter::new(its_environment, its_importer, Arc::clone(&unmarked)),
             unmarked,
+            reports: Arc::new(reports),
             environment,
             importer,
             waiting: Notify::new(),
@@ -393,12 +395,8 @@ impl<E: Environment> Jobs<E> {
 
     async fn begin_report(&self, id: JobId) -> Result<Outcomes, Failure> {
         let known: HashSet<_> = self.list().await?.iter().map(|job| job.id).collect();
-        let directory = self.environment.reports().to_owned();
-        blocking(move || {
-            outcomes::prune(&directory, REPORTS_BYTES_MAX, |job| known.contains(&job));
-            Outcomes::begin(&directory, id)
-        })
-        .await
+        let (room, keep_free) = (Arc::clone(&self.reports), self.environment.reports_keep_free());
+        blocking(move || Outcomes::begin(room, id, keep_free, |job| known.contains(&job))).await
     }
 
     /// How a job ends whose report is kept: only with a whole one it has succeeded.

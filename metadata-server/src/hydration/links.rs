@@ -1,4 +1,4 @@
-//! Adds, lists and removes links.
+//! Adds links, lists them and sets how they are followed.
 
 use std::{
     fmt::Write,
@@ -9,8 +9,7 @@ use std::{
 use futures::{StreamExt, stream};
 use millrace_protocol::{
     admin::{
-        AddLink, AttributeSource, LinkOptions, LinkStatus, LinksReply, PathBytes, RemoveLink,
-        SetLinkOptions,
+        AddLink, AttributeSource, LinkOptions, LinkStatus, LinksReply, PathBytes, SetLinkOptions,
     },
     ahead::SetFetchPolicy,
     bucket::{
@@ -26,17 +25,16 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 
 use super::{
-    destination::only_here,
     environment::Environment,
     import::{Importer, broken, spec_of},
-    walk::{Unlisted, Viewpoint, Walk, child, inode, resolve},
+    walk::{Viewpoint, child, inode, resolve},
 };
 use crate::{
-    command::{self, BATCH_MAX, Command, ForgetEntries, Outcome},
+    command::{self, Command, Outcome},
     namespace::{Body, Inode, tree},
     store::{
         View, keys,
-        records::{self, JobRecord, LinkRecord},
+        records::{self, LinkRecord},
     },
 };
 
@@ -276,35 +274,6 @@ pub fn statuses(view: &dyn View) -> Result<Vec<LinkStatus>, Failure> {
     records.into_iter().map(status).collect()
 }
 
-/// Unbinds a directory: its names go, the bucket stays as it is.
-///
-/// # Errors
-/// [`ErrorKind::InUse`] with a sentence while files are dirty, or were renamed and not exported,
-/// and `discard` is not said, or while a job works there; [`ErrorKind::NotFound`] when the
-/// directory is not the top of a link.
-pub async fn remove<E: Environment>(
-    environment: &E,
-    importer: &Arc<Importer<E>>,
-    request: &RemoveLink,
-) -> Result<(), Failure> {
-    let top = resolve(environment, importer, Viewpoint::OPERATOR, &request.path).await?;
-    let id = top.id;
-    let found = environment.read(move |view| top_of(view, id)).await?;
-    let link = found.ok_or_else(|| {
-        let path = request.path.escape_ascii();
-        Failure::new(ErrorKind::NotFound, format!("{path} is not the directory of a link"))
-    })?;
-    refuse_jobs(environment, top.id).await?;
-    if !request.discard {
-        refuse_dirty(environment, importer, link, top.id).await?;
-        // That may have taken minutes.
-        refuse_jobs(environment, top.id).await?;
-    }
-    environment.execute(Command::BeginLinkRemoval(link), true).await?;
-    forget_below(environment, link, top.id).await?;
-    environment.execute(Command::RemoveLink(link), true).await.map(|_| ())
-}
-
 /// Has every host that needs the bucket of a link try it now.
 ///
 /// # Errors
@@ -466,100 +435,6 @@ fn top_of(view: &dyn View, directory: InodeId) -> Result<Option<LinkId>, Failure
 pub(super) fn link_id(key: &[u8], table: &[u8]) -> LinkId {
     let bytes = keys::after(key, table);
     LinkId(bytes.try_into().map_or(0, u32::from_be_bytes))
-}
-
-async fn refuse_jobs<E: Environment>(environment: &E, top: InodeId) -> Result<(), Failure> {
-    let busy = environment.read(move |view| {
-        let jobs = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX).map_err(broken)?;
-        for (_, record) in jobs {
-            if record.job.state.is_final() {
-                continue;
-            }
-            let Some(root) = tree::find(view, record.root).map_err(broken)? else { continue };
-            let top = tree::inode(view, top).map_err(super::walk::refused)?;
-            let below = tree::is_below(view, &root, top.id).map_err(broken)?;
-            if below || tree::is_below(view, &top, root.id).map_err(broken)? {
-                return Ok(Some(record.job.id));
-            }
-        }
-        Ok(None)
-    });
-    match busy.await? {
-        None => Ok(()),
-        Some(job) => Err(Failure::new(
-            ErrorKind::InUse,
-            format!("job {0} works there: wait for it, or say millrace job cancel {0}", job.0),
-        )),
-    }
-}
-
-async fn refuse_dirty<E: Environment>(
-    environment: &E,
-    importer: &Arc<Importer<E>>,
-    link: LinkId,
-    top: InodeId,
-) -> Result<(), Failure> {
-    let mut walk = Walk::new(top, Unlisted::Leave);
-    let (mut dirty, mut example) = (0_u64, None);
-    while let Some(page) = walk.next(environment, importer).await.map_err(|(_, failure)| failure)? {
-        for inode in environment.read(move |view| only_here(view, link, page)).await? {
-            dirty += 1;
-            example.get_or_insert(inode);
-        }
-    }
-    let Some(example) = example else { return Ok(()) };
-    let path = super::walk::path_of(environment, &example).await;
-    Err(Failure::new(
-        ErrorKind::InUse,
-        format!(
-            "{dirty} files differ from the bucket, or were renamed and not exported since (the \
-             first: {}): write them back with millrace export, where the link's mode is \
-             import-export, or give them up with --discard",
-            path.escape_ascii()
-        ),
-    ))
-}
-
-/// Removes all names below a directory, deepest first. Each round takes the first names that are
-/// left, so that an interrupted removal goes on where it stopped.
-async fn forget_below<E: Environment>(
-    environment: &E,
-    link: LinkId,
-    top: InodeId,
-) -> Result<(), Failure> {
-    let mut open = vec![top];
-    while let Some(&directory) = open.last() {
-        let page = environment.read(move |view| first_names(view, directory)).await?;
-        if page.is_empty() {
-            open.pop();
-            continue;
-        }
-        let full: Vec<InodeId> =
-            page.iter().filter(|(_, full)| full.is_some()).filter_map(|(_, full)| *full).collect();
-        if let Some(&below) = full.first() {
-            open.push(below);
-            continue;
-        }
-        let names = page.into_iter().map(|(name, _)| name).collect();
-        let forget = ForgetEntries { link, directory, names };
-        environment.give_way().await;
-        environment.execute(Command::ForgetEntries(forget), false).await?;
-    }
-    Ok(())
-}
-
-/// The first names of a directory, with the ids of subdirectories that still hold names.
-fn first_names(
-    view: &dyn View,
-    directory: InodeId,
-) -> Result<Vec<(FileName, Option<InodeId>)>, Failure> {
-    let listed = tree::list(view, directory, 0, BATCH_MAX).map_err(broken)?;
-    let entry = |(name, entry)| {
-        let inode = tree::named(view, &entry).map_err(broken)?;
-        let full = inode.is_directory() && inode.size > 0;
-        Ok((name, full.then_some(inode.id)))
-    };
-    listed.into_iter().map(entry).collect()
 }
 
 #[cfg(test)]

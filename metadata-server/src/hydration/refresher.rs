@@ -50,7 +50,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Names of one query: keeps it short.
 const NAMES_MAX: usize = 1000;
 
-/// The most directories of one way down.
+/// The most directories of one way down. The keys of a bucket have no more; renames can.
 const DEPTH_MAX: usize = 4096;
 
 /// Lists links again. One per server.
@@ -192,10 +192,10 @@ impl<E: Environment> Refresher<E> {
     }
 
     async fn walk(&self, due: Due) -> Result<(), Failure> {
-        let mut open = vec![(due.top, 0)];
+        let mut open = vec![(due.top, 0, 1)];
         self.look_at(due, due.top).await?;
-        while let Some((directory, cookie)) = open.last_mut() {
-            let (id, after) = (*directory, *cookie);
+        while let Some((directory, cookie, level)) = open.last_mut() {
+            let (id, after, level) = (*directory, *cookie, *level);
             let query = self.environment.read(move |view| below(view, id, after));
             let (found, last) = query.await?;
             match last {
@@ -204,8 +204,8 @@ impl<E: Environment> Refresher<E> {
             }
             for directory in found {
                 self.look_at(due, directory).await?;
-                if open.len() < DEPTH_MAX + NAMES_MAX {
-                    open.push((directory, 0));
+                if level < DEPTH_MAX {
+                    open.push((directory, 0, level + 1));
                 }
             }
         }

@@ -30,3 +30,4 @@ mod server;
 mod symlinks;
 mod transfers;
 mod turns;
+mod walks;

@@ -118,14 +118,17 @@ pub enum Unlisted {
     Leave,
 }
 
-/// Everything at and below one inode, a page at a time; a directory before what is in it. Holds one
-/// position for each level, and one page.
+/// Everything at and below one inode, a page at a time; a directory before what is in it. Holds a
+/// position for each level, one for each other directory of that level's last page, and one page.
 #[derive(Debug)]
 pub struct Walk {
     /// Where it begins, and whether it has.
     top: (InodeId, bool),
     open: Vec<Position>,
-    branch: Option<FileName>,
+    /// Directories that lie too deep, of which nobody was told yet.
+    too_deep: Vec<Position>,
+    levels_max: u32,
+    branch: Option<Arc<FileName>>,
     unlisted: Unlisted,
     caller: Option<Caller>,
 }
@@ -134,22 +137,38 @@ pub struct Walk {
 struct Position {
     directory: InodeId,
     cookie: u64,
-    /// The directory right below the top that it is, or lies in.
-    branch: Option<FileName>,
+    /// How far below the top it lies.
+    level: u32,
+    /// The directory right below the top that it is, or lies in: shared, as there may be hundreds
+    /// of positions for each level.
+    branch: Option<Arc<FileName>>,
 }
 
 /// Entries of one page: keeps a query of the store short.
 const PAGE_ENTRIES: usize = 256;
 
-/// The deepest tree that is walked; renames can make deeper ones, which are then left out.
-const DEPTH_MAX: usize = 4096;
+/// The levels that are walked. Renames can make deeper trees: there is no path to the bottom then.
+const LEVELS_MAX: u32 = 4096;
 
 impl Walk {
     /// Begins at `top`.
     #[must_use]
     pub fn new(top: InodeId, unlisted: Unlisted) -> Self {
-        let (open, branch) = (Vec::new(), None);
-        Self { top: (top, false), open, branch, unlisted, caller: None }
+        Self {
+            top: (top, false),
+            open: Vec::new(),
+            too_deep: Vec::new(),
+            levels_max: LEVELS_MAX,
+            branch: None,
+            unlisted,
+            caller: None,
+        }
+    }
+
+    /// The same walk over fewer levels.
+    #[cfg(test)]
+    pub(super) fn at_most(self, levels_max: u32) -> Self {
+        Self { levels_max, ..self }
     }
 
     /// The same walk for a user: a directory that they may not read and search is an error
@@ -162,14 +181,14 @@ impl Walk {
     /// The name of the directory right below the top in which all lies that came, or failed, last;
     /// none for what lies in the top itself.
     pub(super) fn branch(&self) -> Option<&FileName> {
-        self.branch.as_ref()
+        self.branch.as_deref()
     }
 
     /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
     /// which the walk goes on behind it.
     ///
     /// # Errors
-    /// The directory that failed, and why.
+    /// The directory that failed, and why; [`ErrorKind::NotSupported`] for one that lies too deep.
     pub async fn next<E: Environment>(
         &mut self,
         environment: &E,
@@ -179,11 +198,17 @@ impl Walk {
         if !has_begun {
             self.top.1 = true;
             let inode = inode(environment, top).await.map_err(|failure| (top, failure))?;
-            self.enter(&inode, None);
+            if inode.is_directory() {
+                self.enter(top, 0, None);
+            }
             return Ok(Some(VecDeque::from([inode])));
         }
+        if let Some(Position { directory, branch, .. }) = self.too_deep.pop() {
+            self.branch = branch;
+            return Err((directory, too_deep(directory, self.levels_max)));
+        }
         while let Some(position) = self.open.last() {
-            let Position { directory, cookie, branch } = position.clone();
+            let Position { directory, cookie, level, branch } = position.clone();
             self.branch.clone_from(&branch);
             if cookie == 0
                 && let Err(failure) = self.begin(environment, importer, directory).await
@@ -207,19 +232,21 @@ impl Walk {
                 position.cookie = last;
             }
             let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
-            for inode in inodes.iter().rev() {
+            for inode in inodes.iter().rev().filter(|inode| inode.is_directory()) {
                 let own = inode.parent.as_ref().filter(|_| directory == top);
-                self.enter(inode, own.map(|parent| &parent.name).or(branch.as_ref()));
+                let own = own.map(|parent| Arc::new(parent.name.clone()));
+                self.enter(inode.id, level + 1, own.or_else(|| branch.clone()));
             }
             return Ok(Some(inodes));
         }
         Ok(None)
     }
 
-    fn enter(&mut self, inode: &Inode, branch: Option<&FileName>) {
-        if inode.is_directory() && self.open.len() < DEPTH_MAX + PAGE_ENTRIES {
-            let branch = branch.cloned();
-            self.open.push(Position { directory: inode.id, cookie: 0, branch });
+    fn enter(&mut self, directory: InodeId, level: u32, branch: Option<Arc<FileName>>) {
+        let position = Position { directory, cookie: 0, level, branch };
+        match level < self.levels_max {
+            true => self.open.push(position),
+            false => self.too_deep.push(position),
         }
     }
 
@@ -237,6 +264,15 @@ impl Walk {
         }
         list(self.unlisted, importer, directory).await
     }
+}
+
+fn too_deep(directory: InodeId, levels: u32) -> Failure {
+    let words = format!(
+        "the directory with inode number {} lies {levels} levels down, and nothing in it is looked \
+         at: move it further up",
+        directory.0
+    );
+    Failure::new(ErrorKind::NotSupported, words)
 }
 
 /// Whether the user may see what is in a directory.

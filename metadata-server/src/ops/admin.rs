@@ -7,8 +7,8 @@ use std::{collections::HashMap, ops::Bound, time::Duration};
 use millrace_protocol::{
     admin::{
         ChunkPlace, ClusterStatus, ClusterStatusReply, Health, LAYOUT_CHUNKS_MAX, LayoutReply,
-        LinkStatus, LinksReply, ListLinks, LogStatus, SessionStatus, SetLayout, ShowLayout,
-        TargetState, TargetStatus,
+        LinkStatus, LinksReply, ListLinks, LogStatus, PathBytes, SessionStatus, SetLayout,
+        ShowLayout, TargetState, TargetStatus,
     },
     metadata::INLINE_BYTES_MAX,
 };
@@ -25,7 +25,7 @@ use crate::{
     },
     store::{
         borrow, keys, prefix_end,
-        records::{OpenRecord, PoolRecord, SessionRecord},
+        records::{LinkRecord, OpenRecord, PoolRecord, SessionRecord},
     },
     targets::losses,
 };
@@ -50,6 +50,7 @@ pub fn status(
     let mut problems = problems(&targets);
     problems.extend(core.own_problems());
     problems.extend(conflicts(core)?);
+    problems.extend(removals(core)?);
     problems.extend(losses::pending(core)?.into_iter().map(|target| {
         format!("target {target} is being given up: its groups wait until that is done")
     }));
@@ -238,20 +239,33 @@ fn pool_named(core: &mut Core, name: &str) -> Result<PoolId, Failure> {
 fn link_list(core: &mut Core) -> Result<Vec<LinkStatus>, Failure> {
     let mut links = Vec::new();
     for (id, record) in all_links(core)? {
-        let inode = tree::find(core.view(), record.directory);
-        let inode = inode.map_err(|error| broken(core, error))?;
-        let path = match inode {
-            Some(inode) => tree::path(core.view(), &inode).map_err(|error| broken(core, error))?,
-            None => None,
-        };
-        links.push(LinkStatus {
-            id,
-            path: path.unwrap_or_default(),
-            bucket: record.bucket,
-            mode: record.mode,
-        });
+        let path = path_of_link(core, &record)?;
+        links.push(LinkStatus { id, path, bucket: record.bucket, mode: record.mode });
     }
     Ok(links)
+}
+
+fn path_of_link(core: &mut Core, link: &LinkRecord) -> Result<PathBytes, Failure> {
+    let inode = tree::find(core.view(), link.directory).map_err(|error| broken(core, error))?;
+    let path = match inode {
+        Some(inode) => tree::path(core.view(), &inode).map_err(|error| broken(core, error))?,
+        None => None,
+    };
+    Ok(path.unwrap_or_default())
+}
+
+/// A sentence for each link whose removal has begun and not ended.
+fn removals(core: &mut Core) -> Result<Vec<String>, Failure> {
+    let mut sentences = Vec::new();
+    for (_, record) in all_links(core)?.into_iter().filter(|(_, record)| record.removing) {
+        let path = path_of_link(core, &record)?;
+        sentences.push(format!(
+            "the link at {0} is being removed: where that does not end, millrace link remove {0} \
+             says what holds it up",
+            String::from_utf8_lossy(&path)
+        ));
+    }
+    Ok(sentences)
 }
 
 fn sessions(core: &mut Core) -> Result<Vec<SessionStatus>, Failure> {

@@ -22,7 +22,8 @@ use crate::{
     apply,
     command::{Command, Create, Outcome, Publish, PublishInline},
     engine::Core,
-    namespace::{Inode, acl::List, tree},
+    namespace::{Body, Inode, acl::List, tree},
+    store::{StoreError, View},
 };
 
 /// Gives the session the right to make files in a directory, with contents for some.
@@ -86,7 +87,7 @@ fn may_be_delegated(core: &mut Core, client: &Client, directory: &Inode) -> Resu
     if client.subtree.is_some() || client.squash_root {
         return Ok(false);
     }
-    if directory.directory()?.linked.is_some() {
+    if is_below_link(core.view(), directory).map_err(|error| broken(core, error))? {
         return Ok(false);
     }
     for list in [List::Access, List::Default] {
@@ -94,6 +95,23 @@ fn may_be_delegated(core: &mut Core, client: &Client, directory: &Inode) -> Resu
         if found.is_some() {
             return Ok(false);
         }
+    }
+    Ok(true)
+}
+
+/// Whether a directory lies below a link, or so deep that nobody asks: one whose name no key can
+/// have shows no link, nor does what is below it, and all of that goes with the link.
+fn is_below_link(view: &dyn View, directory: &Inode) -> Result<bool, StoreError> {
+    let mut at = directory.clone();
+    for _ in 0..LEVELS_MAX {
+        if let Body::Directory(body) = &at.body
+            && body.linked.is_some()
+        {
+            return Ok(true);
+        }
+        let Some(parent) = at.parent else { return Ok(false) };
+        let Some(above) = tree::find(view, parent.directory)? else { return Ok(false) };
+        at = above;
     }
     Ok(true)
 }
@@ -292,6 +310,9 @@ fn given(core: &mut Core, file: &NewFile) -> Result<Content, Failure> {
 
 /// Of a new file.
 const FIRST: (ContentGeneration, WriteEpoch) = (ContentGeneration(1), WriteEpoch(1));
+
+/// Deeper directories are not delegated: each level is one more look at the store.
+const LEVELS_MAX: usize = 256;
 
 /// Directories that a session declares at most: as many as a mount watches.
 const DECLARED_MAX: usize = 1024;

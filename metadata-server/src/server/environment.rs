@@ -34,19 +34,21 @@ pub struct ServerEnvironment {
     random: Random,
     cluster: ClusterId,
     reports: PathBuf,
+    reports_keep_free: u64,
 }
 
 impl ServerEnvironment {
-    /// Over a running engine of this cluster. Reports of jobs are kept in `reports`.
+    /// Over a running engine of this cluster. Reports of jobs are kept in `reports`, on whose disk
+    /// they leave so many bytes free.
     #[must_use]
     pub fn new(
         engine: Handle,
         peers: Peers,
         random: Random,
         cluster: ClusterId,
-        reports: PathBuf,
+        (reports, reports_keep_free): (PathBuf, u64),
     ) -> Self {
-        Self { engine, peers, random, cluster, reports }
+        Self { engine, peers, random, cluster, reports, reports_keep_free }
     }
 }
 
@@ -161,6 +163,10 @@ impl Environment for ServerEnvironment {
 
     fn reports(&self) -> &Path {
         &self.reports
+    }
+
+    fn reports_keep_free(&self) -> u64 {
+        self.reports_keep_free
     }
 
     fn now(&self) -> Timestamp {

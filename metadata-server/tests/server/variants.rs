@@ -93,6 +93,8 @@ variants!(
         AddUnusedJob,
         CloseUnwritten,
         AddJobByState,
+        ObjectDeleted,
+        ForgetSaved,
     }
 );
 

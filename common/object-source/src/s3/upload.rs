@@ -158,13 +158,23 @@ impl S3 {
         if matches!(condition, Condition::None) {
             return Ok(());
         }
-        match (condition, self.head(key).await) {
-            // Nothing is there to be overwritten, or a proxy has lost the bucket, or this may not be
-            // asked: the server decides.
-            (_, Err(Error::NotFound { .. } | Error::Denied { .. })) => Ok(()),
-            (Condition::Matches(tag), Ok(head)) if head.version.tag == *tag => Ok(()),
-            (_, Ok(_)) => Err(Error::Changed { key: key.to_owned() }),
-            (_, Err(error)) => Err(error),
+        let found = match self.head(key).await {
+            Ok(head) => Some(head.version.tag),
+            Err(Error::NotFound { .. }) if *condition == Condition::Absent => None,
+            // What may not be looked at is there all the same, and who finds nothing may have met
+            // a proxy that has lost the bucket: the listing tells.
+            Err(Error::NotFound { .. } | Error::Denied { .. }) => match self.listed(key).await {
+                Ok(listed) => listed.map(|version| version.tag),
+                // That may not be asked either: the server decides.
+                Err(Error::Denied { .. } | Error::Unsupported { .. }) => return Ok(()),
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Err(error),
+        };
+        match (condition, found) {
+            (Condition::Absent, None) => Ok(()),
+            (Condition::Matches(tag), Some(found)) if found == *tag => Ok(()),
+            _ => Err(Error::Changed { key: key.to_owned() }),
         }
     }
 

@@ -2,7 +2,9 @@
 
 use std::{fs, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
-use millrace_object_source::{Bucket, Error, LinkSpec, RequestClass, Settings, Tag};
+use millrace_object_source::{
+    Bucket, Condition, Error, LinkSpec, RequestClass, Settings, Tag, UploadId,
+};
 
 use crate::scripted::{Answer, Scripted, Seen};
 
@@ -107,6 +109,41 @@ fn answer_to_listings(seen: &Seen) -> Answer {
          <LastModified>2026-11-21T04:10:06Z</LastModified><ETag>\"7\"</ETag>\
          <Generation>7</Generation><Size>5</Size></Contents></ListBucketResult>"
     ))
+}
+
+#[tokio::test]
+async fn the_end_of_an_upload_overwrites_nothing_that_may_not_be_looked_at() {
+    let server = Scripted::start(|seen| match seen.method.as_str() {
+        "PUT" => Answer::stored(),
+        // Whatever it is asked on condition of.
+        "POST" => Answer::document(
+            "<CompleteMultipartUploadResult><ETag>\"new\"</ETag></CompleteMultipartUploadResult>",
+        ),
+        _ => answer_to_listings(seen),
+    });
+    let bucket = open("s3", &server.endpoint);
+    let upload = UploadId::new("u").unwrap();
+    let (absent, matches) = (Condition::Absent, |tag| Condition::Matches(Tag::new(tag).unwrap()));
+    for (key, condition, is_overwritten) in [
+        ("there", absent.clone(), false),
+        ("there", matches("\"6\""), false),
+        ("there", matches("\"7\""), true),
+        ("missing", absent.clone(), true),
+        ("missing", matches("\"7\""), false),
+        // Only the server can tell.
+        ("closed", absent, true),
+        ("closed", matches("\"7\""), true),
+    ] {
+        let part = bucket.put_part(key, &upload, 1, 0, vec!["bytes".into()]).await.unwrap();
+        server.seen();
+        let ended = bucket.complete_upload(key, &upload, &[part], &condition).await;
+        let was_sent = server.seen().iter().any(|seen| seen.method == "POST");
+        assert_eq!(was_sent, is_overwritten, "{key} {condition:?}");
+        match is_overwritten {
+            true => assert_eq!(ended.unwrap().as_str(), "\"new\""),
+            false => assert!(matches!(ended, Err(Error::Changed { .. })), "{ended:?}"),
+        }
+    }
 }
 
 #[tokio::test]

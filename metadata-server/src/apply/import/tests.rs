@@ -1,4 +1,4 @@
-//! What a removed name hides of what its bucket has.
+//! What a removed name hides of what its bucket has, and which names go with their link.
 
 use millrace_protocol::{
     cluster::{Bucket, LinkMode},
@@ -11,9 +11,10 @@ use super::*;
 use crate::{
     apply::apply,
     command::{
-        AddLink, Command, Create, DropDirectory, Envelope, Format, RegisterHost, Remove, Rename,
+        AddLink, Command, Create, DropDirectory, Envelope, ForgetDeletion, ForgetEntries, Format,
+        RegisterHost, Remove, Rename,
     },
-    store::{MetaStore as _, View as _, memory::MemoryStore},
+    store::{MetaStore as _, View as _, memory::MemoryStore, records::DeletionRecord},
 };
 
 /// The directory of the link.
@@ -42,17 +43,7 @@ impl Log {
             addresses: vec!["127.0.0.1:1".to_owned()],
             targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
         }));
-        log.apply(Command::Create(Create {
-            caller: Caller::ROOT,
-            parent: InodeId::ROOT,
-            name: name(b"data"),
-            node: NewNode::Directory,
-            mode: 0o755,
-            inode: TOP,
-            seed: 0,
-            open: None,
-            exclusive: true,
-        }));
+        log.create(InodeId::ROOT, b"data", NewNode::Directory, TOP);
         let bucket =
             Bucket { url: "s3://b".to_owned(), endpoint: None, region: None, credentials: None };
         let (prefix, mode) = (String::new(), LinkMode::Import);
@@ -61,11 +52,26 @@ impl Log {
     }
 
     fn apply(&mut self, command: Command) {
-        self.last = self.last.next();
-        let time = Timestamp(i64::try_from(self.last.0).unwrap());
+        self.try_apply(command).unwrap();
+    }
+
+    fn try_apply(&mut self, command: Command) -> Result<(), ApplyError> {
+        let index = self.last.next();
+        let time = Timestamp(i64::try_from(index.0).unwrap());
         let envelope = Envelope { time, operation: None, command };
-        let effect = apply(&self.store, self.last, &envelope).unwrap();
+        let effect = apply(&self.store, index, &envelope)?;
         self.store.commit(&effect.batch).unwrap();
+        self.last = index;
+        Ok(())
+    }
+
+    /// The object of the name was queued at this moment.
+    fn queue(&mut self, queued: Timestamp) {
+        let mut tx = Transaction::new(&self.store, self.last, Timestamp(1));
+        let record = DeletionRecord { tag: "first".to_owned(), inodes: Vec::new(), queued };
+        tx.put(keys::deletion(LinkId(1), "a"), &record);
+        let (batch, _) = tx.finish();
+        self.store.commit(&batch).unwrap();
     }
 
     fn import(&mut self, inode: u64, kind: ImportKind) {
@@ -81,6 +87,20 @@ impl Log {
         };
         let import = ImportEntries { directory: TOP, entries: vec![entry] };
         self.apply(Command::ImportEntries(import));
+    }
+
+    fn create(&mut self, parent: InodeId, text: &[u8], node: NewNode, inode: InodeId) {
+        self.apply(Command::Create(Create {
+            caller: Caller::ROOT,
+            parent,
+            name: name(text),
+            node,
+            mode: 0o755,
+            inode,
+            seed: 0,
+            open: None,
+            exclusive: true,
+        }));
     }
 
     fn remove(&mut self, directory: bool) {
@@ -111,6 +131,12 @@ impl Log {
         let moved = self.store.get(&keys::moved_file(TOP, NAME)).unwrap();
         whiteout.is_some() && moved.is_some()
     }
+}
+
+/// This version of the object was deleted, as it was queued.
+fn deleted(tag: &str, queued: Timestamp) -> Command {
+    let (link, key, tag) = (LinkId(1), "a".to_owned(), tag.to_owned());
+    Command::ObjectDeleted(Box::new(ForgetDeletion { link, key, tag, queued }))
 }
 
 fn name(text: &[u8]) -> FileName {
@@ -175,5 +201,72 @@ fn a_directory_takes_the_place_of_an_object_although_its_name_was_away_for_a_whi
         assert_eq!(log.named(), Some(20));
         log.import(21, ImportKind::Directory);
         assert_eq!(log.named(), Some(if level == 17 { 21 } else { 20 }));
+    }
+}
+
+#[test]
+fn from_the_twenty_first_level_on_what_hid_an_object_that_was_deleted_goes_with_it() {
+    for level in [20, 21] {
+        let mut log = Log::linked(level);
+        log.import(20, object("first"));
+        log.remove(false);
+        let applied = log.try_apply(deleted("first", Timestamp(0)));
+        let refused = matches!(applied, Err(ApplyError::Refused(ErrorKind::NotSupported)));
+        assert_eq!((refused, log.hides()), (level == 20, level == 20));
+        log.import(21, object("first"));
+        assert_eq!(log.named(), (level == 21).then_some(21), "somebody put it back");
+    }
+}
+
+#[test]
+fn what_hides_another_version_or_one_that_is_queued_again_or_needed_stays() {
+    let mut log = Log::linked(21);
+    log.import(20, object("first"));
+    log.remove(false);
+    log.apply(deleted("second", Timestamp(0)));
+    assert!(log.hides(), "another version was deleted");
+    log.queue(Timestamp(7));
+    log.apply(deleted("first", Timestamp(6)));
+    assert!(log.hides(), "it was queued again since");
+    log.apply(deleted("first", Timestamp(7)));
+    assert!(!log.hides());
+
+    log.import(21, object("first"));
+    log.rename(NAME, b"b");
+    log.apply(deleted("first", Timestamp(0)));
+    assert!(log.hides(), "the file that had the name stands against it");
+
+    let mut log = Log::linked(21);
+    log.import(20, ImportKind::Directory);
+    log.apply(Command::MarkDirectoryListed(InodeId(20)));
+    log.remove(true);
+    log.apply(deleted("", Timestamp(0)));
+    log.import(21, ImportKind::Directory);
+    assert_eq!(log.named(), None, "what a directory hides is more than an object");
+}
+
+#[test]
+fn from_the_twenty_first_level_on_names_of_a_link_go_only_while_their_files_are_its_objects() {
+    for level in [20, 21] {
+        let mut log = Log::linked(level);
+        log.import(20, object("first"));
+        log.create(TOP, b"new", NewNode::Regular, InodeId(21));
+        log.apply(Command::BeginLinkRemoval(LinkId(1)));
+        let forget = |names: &[&[u8]]| {
+            let names = names.iter().map(|text| name(text)).collect();
+            ForgetEntries { link: LinkId(1), directory: TOP, names }
+        };
+        let all = forget(&[NAME, b"new"]);
+        let refused = log.try_apply(Command::ForgetSaved(all.clone())).unwrap_err();
+        let expected = if level == 20 { ErrorKind::NotSupported } else { ErrorKind::Conflict };
+        assert!(matches!(refused, ApplyError::Refused(kind) if kind == expected), "{refused:?}");
+        assert_eq!(log.named(), Some(20), "none of them goes");
+        if level == 21 {
+            log.apply(Command::ForgetSaved(forget(&[NAME])));
+            assert_eq!(log.named(), None);
+        }
+        log.apply(Command::ForgetEntries(all));
+        let left = tree::list(&log.store, TOP, 0, 1).unwrap();
+        assert!(left.is_empty(), "also what is only here");
     }
 }

@@ -132,6 +132,10 @@ impl Core {
     /// # Errors
     /// When the store is broken.
     pub fn kept_of(&mut self, incarnation: u64) -> Result<Option<LogIndex>, Failure> {
+        if incarnation == self.incarnation && !self.is_run_logged {
+            // This run itself: there was no room for its start yet.
+            return Ok(Some(self.last_index()));
+        }
         let kept = kept_of(self.view(), incarnation, self.last_index());
         kept.map_err(|error| self.failure(error.into()))
     }

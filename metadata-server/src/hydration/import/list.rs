@@ -12,7 +12,10 @@ use std::sync::Arc;
 use millrace_object_source::{Bucket, Page, tallied};
 use millrace_protocol::left_out::LeftOutReason;
 use millrace_types::{ErrorKind, Failure, Timestamp};
-use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
+use tokio::{
+    sync::{OwnedSemaphorePermit, SemaphorePermit},
+    task::{JoinError, JoinSet},
+};
 
 use super::{
     Environment, Import, Importer, Linked, Listing, Tally,
@@ -68,7 +71,7 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         lister: &Lister,
     ) -> Result<(Tally, bool), Failure> {
-        let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let mut permit = self.permit().await?;
         self.begin_listing(linked.directory).await;
         let bucket = self.bucket(&linked.bucket)?;
         let again = linked.listed.is_some();
@@ -82,12 +85,11 @@ impl<E: Environment> Importer<E> {
         self.ask(&bucket, linked, &mut ranges, &mut pages);
         loop {
             if pages.is_empty() && !ranges.is_done() {
-                self.give_way(lister).await;
+                permit = self.give_way_without(permit, false, lister).await?;
                 self.ask(&bucket, linked, &mut ranges, &mut pages);
             }
             let Some(answered) = pages.join_next().await else { break };
-            let answered = answered.map_err(|_| ErrorKind::Cancelled)?;
-            let Answered { range, asked, mut page, mut room } = answered?;
+            let Answered { range, asked, mut page, mut room } = joined(answered)?;
             let handed = ranges.handle(range, &linked.prefix, &mut page);
             let handed = handed.map_err(|_| no_end(linked))?;
             if !self.is_held_up(lister) {
@@ -115,7 +117,7 @@ impl<E: Environment> Importer<E> {
                 if !found.is_empty() && self.is_held_up(lister) {
                     // Left to the pages of those who do not wait.
                     room = None;
-                    self.give_way(lister).await;
+                    permit = self.give_way_without(permit, !pages.is_empty(), lister).await?;
                 }
             }
             drop(room);
@@ -156,6 +158,36 @@ impl<E: Environment> Importer<E> {
         }
     }
 
+    /// How many more directories may be listed at this moment.
+    #[cfg(test)]
+    pub(in crate::hydration) fn listings_left(&self) -> usize {
+        self.listings.available_permits()
+    }
+
+    async fn permit(&self) -> Result<SemaphorePermit<'_>, Failure> {
+        self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled.into())
+    }
+
+    /// Lets a snapshot get ahead, with the permit left to others meanwhile: the job that wanted the
+    /// listing may be gone, and its turn be another one's. Who holds pages may wait for no permit.
+    async fn give_way_without<'a>(
+        &'a self,
+        permit: SemaphorePermit<'a>,
+        holds_pages: bool,
+        lister: &Lister,
+    ) -> Result<SemaphorePermit<'a>, Failure> {
+        if !self.is_held_up(lister) {
+            return Ok(permit);
+        }
+        if holds_pages {
+            self.give_way(lister).await;
+            return Ok(permit);
+        }
+        drop(permit);
+        self.give_way(lister).await;
+        self.permit().await
+    }
+
     /// Whether a snapshot is to get ahead of a listing that has time.
     fn is_held_up(&self, lister: &Lister) -> bool {
         lister.has_time() && self.environment.is_pressed()
@@ -182,6 +214,10 @@ impl<E: Environment> Importer<E> {
         let page = bucket.list_directory(&prefix, ask.after.as_ref()).await?;
         Ok(Answered { range: ask.range, asked, page, room: Some(room) })
     }
+}
+
+fn joined(answered: Result<Result<Answered, Failure>, JoinError>) -> Result<Answered, Failure> {
+    answered.map_err(|_| ErrorKind::Cancelled)?
 }
 
 fn no_end(linked: &Linked) -> Failure {

@@ -45,7 +45,6 @@ use self::{
 use super::{Alone, Context, alone::Claim};
 use crate::{
     apply::place_of_key,
-    command::{Command, ForgetDeletion},
     hydration::{
         destination::prefix_of,
         environment::Environment,
@@ -61,6 +60,7 @@ use crate::{
 };
 
 mod aside;
+mod forget;
 mod rounds;
 
 /// Deletions of one link under way at the same time, if no others are at work; else its part of
@@ -418,15 +418,8 @@ impl<E: Environment> Deleter<E> {
             }
         }
         tracing::debug!(key, "deleted in the bucket");
-        self.forget(entry).await?;
+        self.forget_deleted(entry).await?;
         Ok(Ended::Deleted)
-    }
-
-    async fn forget(&self, entry: &Queued) -> Result<(), Failure> {
-        let DeletionRecord { tag, queued, .. } = entry.record.clone();
-        let forget = ForgetDeletion { link: entry.link, key: entry.key.clone(), tag, queued };
-        let command = Command::ForgetDeletion(Box::new(forget));
-        self.environment.execute(command, false).await.map(|_| ())
     }
 
     fn note(&self, entry: &Queued, ended: &Ended) {

@@ -5,11 +5,11 @@
 //! object that holds its target. A directory with nothing in it, or with another owner or mode than
 //! an import would give it, is marked by an empty object `name/`, unless it is already.
 
-use std::{collections::VecDeque, pin::pin, sync::Arc};
+use std::{collections::VecDeque, pin::pin, sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     Context, Environment, closes, copy, directory_export,
@@ -29,6 +29,10 @@ pub(super) const FILES_MAX: usize = 16;
 /// Files that are open for writing and whose closes are waited for, all at the same time and beside
 /// those under way: ten thousand that stay open take some seconds, and not minutes.
 const OPEN_MAX: usize = 1024;
+
+/// After so long a wait for a slot it is waited anew for the close of who may have opened a file
+/// again meanwhile.
+const WAIT_COUNTS: Duration = Duration::from_secs(1);
 
 /// Parts and small objects that targets upload at the same time, over all files.
 pub(super) const UPLOADS_MAX: usize = 32;
@@ -52,17 +56,21 @@ pub(super) enum Counted {
 struct Files<'a, E> {
     context: &'a Context<'a, E>,
     uploads: Arc<Semaphore>,
-    under_way: FuturesUnordered<BoxFuture<'a, Ended>>,
-    /// Open for writing when they were found, and until that has been waited for.
+    under_way: FuturesUnordered<BoxFuture<'a, Step>>,
+    /// Open for writing when they had a slot, and until that has been waited for.
     open: FuturesUnordered<BoxFuture<'a, Inode>>,
-    /// That has been, and they have no slot yet.
-    waited: VecDeque<Inode>,
+    /// That has been, at this time, and they have no slot again yet.
+    waited: VecDeque<(Inode, Instant)>,
 }
 
 /// What happens while files are worked on.
 enum Step {
     /// One has ended.
     Ended(Ended),
+    /// One is open for writing: its close may be on its way.
+    Open(Inode),
+    /// There is nothing to be done for one.
+    Left(InodeId),
     /// One was waited for long enough.
     Waited,
 }
@@ -99,7 +107,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
                     }
                     files.make_room().await;
                     context.progress.enter(inode.id, page.branch.as_ref());
-                    files.add(inode).await;
+                    files.begin(inode, None);
                 }
             }
             Err(unfound) => context.fail(unfound).await,
@@ -127,21 +135,6 @@ impl<'a, E: Environment> Files<'a, E> {
         }
     }
 
-    /// Begins one that was found. A file that is open for writing waits before, without a slot: its
-    /// close may be on its way.
-    async fn add(&mut self, inode: Inode) {
-        let context = self.context;
-        let environment = &**context.environment;
-        let may_be_open = matches!(inode.body, Body::File(_)) && !context.dry_run;
-        if !may_be_open || !closes::is_open(environment, inode.id).await {
-            return self.begin(inode);
-        }
-        self.open.push(Box::pin(async move {
-            closes::wait(environment, inode.id).await;
-            inode
-        }));
-    }
-
     /// Does `work`, and meanwhile goes on with the files that are under way: to learn in which
     /// states files are takes minutes where targets are away.
     async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
@@ -167,9 +160,9 @@ impl<'a, E: Environment> Files<'a, E> {
     /// any time.
     async fn next(&mut self) -> Option<Step> {
         tokio::select! {
-            Some(ended) = self.under_way.next() => Some(Step::Ended(ended)),
+            Some(step) = self.under_way.next() => Some(step),
             Some(inode) = self.open.next() => {
-                self.waited.push_back(inode);
+                self.waited.push_back((inode, Instant::now()));
                 Some(Step::Waited)
             }
             else => None,
@@ -177,22 +170,42 @@ impl<'a, E: Environment> Files<'a, E> {
     }
 
     async fn handle(&mut self, step: Step) {
-        if let Step::Ended(ended) = step {
-            take(self.context, ended).await;
+        let context = self.context;
+        match step {
+            Step::Ended(ended) => take(context, ended).await,
+            // Without a slot, which others have meanwhile.
+            Step::Open(inode) => self.open.push(Box::pin(async move {
+                closes::wait(&**context.environment, inode.id).await;
+                inode
+            })),
+            Step::Left(id) => context.progress.leave(id),
+            Step::Waited => {}
         }
         while self.under_way.len() < FILES_MAX
-            && let Some(inode) = self.waited.pop_front()
+            && let Some((inode, since)) = self.waited.pop_front()
         {
-            self.begin(inode);
+            self.begin(inode, Some(since));
         }
     }
 
-    fn begin(&mut self, inode: Inode) {
-        let id = inode.id;
-        match begin(self.context, &self.uploads, inode) {
-            Some(file) => self.under_way.push(file),
-            None => self.context.progress.leave(id),
-        }
+    /// Gives a slot to one that was found, or whose close was waited for until `waited`.
+    fn begin(&mut self, inode: Inode, waited: Option<Instant>) {
+        let (context, uploads) = (self.context, Arc::clone(&self.uploads));
+        let may_be_open = matches!(inode.body, Body::File(_)) && !context.dry_run;
+        self.under_way.push(Box::pin(async move {
+            let (environment, id) = (&**context.environment, inode.id);
+            let counts = waited.is_some_and(|waited| waited.elapsed() < WAIT_COUNTS);
+            if may_be_open && !counts && closes::is_open(environment, id).await {
+                if waited.is_none() {
+                    return Step::Open(inode);
+                }
+                closes::wait(environment, id).await;
+            }
+            match begin(context, &uploads, inode) {
+                Some(file) => Step::Ended(file.await),
+                None => Step::Left(id),
+            }
+        }));
     }
 }
 

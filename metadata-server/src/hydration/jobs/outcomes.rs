@@ -9,31 +9,39 @@
 //!
 //! It is for people: nothing here is read again by the server. A job that goes on after a restart
 //! begins it anew, and says of what was done before that it is done. It is on stable storage when
-//! the job's end is recorded, and goes with the job's record.
+//! the job's end is recorded, and goes with the job's record. One that finds no room is given up:
+//! nobody gets half of it.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
-    path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use millrace_protocol::job_options::{REPORT_PAGE_MAX, ReportPage};
 use millrace_types::{ErrorKind, Failure, JobId};
 use serde::Serialize;
 
+use super::report_room::{ReportRoom, path_of, remove};
+
 /// Lines on their way to a file.
 #[derive(Debug)]
 pub(super) struct Outcomes {
-    path: PathBuf,
+    job: JobId,
+    room: Arc<ReportRoom>,
+    /// Bytes that its disk keeps.
+    keep_free: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    file: BufWriter<File>,
-    /// The first failure to write: nothing is written after it.
-    failure: Option<io::Error>,
+    /// Or why there is none any more: the first failure to write.
+    file: Result<BufWriter<File>, io::Error>,
+    bytes: u64,
+    /// Of the room that it took, what is not used yet.
+    left: u64,
 }
 
 /// How a file ended.
@@ -59,15 +67,28 @@ struct Line<'a> {
 }
 
 impl Outcomes {
-    /// Begins a job's report in a directory, which is made if it is missing.
+    /// Begins a job's report, whose disk keeps `keep_free` bytes. Those of jobs that are not known
+    /// any more go. Blocks.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] or [`ErrorKind::Internal`], with a sentence.
-    pub(super) fn begin(directory: &Path, job: JobId) -> Result<Self, Failure> {
-        let path = path_of(directory, job);
-        let begun = fs::create_dir_all(directory).and_then(|()| File::create(&path));
-        let file = BufWriter::new(begun.map_err(|error| unwritten(&path, &error))?);
-        Ok(Self { path, state: Mutex::new(State { file, failure: None }) })
+    pub(super) fn begin(
+        room: Arc<ReportRoom>,
+        job: JobId,
+        keep_free: u64,
+        is_known: impl Fn(JobId) -> bool,
+    ) -> Result<Self, Failure> {
+        let path = room.path_of(job);
+        match room.begin(job, is_known).and_then(|()| File::create(&path)) {
+            Ok(file) => {
+                let state = State { file: Ok(BufWriter::new(file)), bytes: 0, left: 0 };
+                Ok(Self { job, room, keep_free, state: Mutex::new(state) })
+            }
+            Err(error) => {
+                room.end(job, 0);
+                Err(unwritten(&path, &error))
+            }
+        }
     }
 
     /// Adds a line. A failure is told at the end.
@@ -87,30 +108,58 @@ impl Outcomes {
             Outcome::LeftOut(why) => ("left out", Some(why.clone())),
         };
         let mut state = self.state();
-        let State { file, failure } = &mut *state;
-        if failure.is_none() {
-            let line = Line { path, outcome, bytes, error };
-            let written = serde_json::to_writer(&mut *file, &line).map_err(io::Error::from);
-            *failure = written.and_then(|()| file.write_all(b"\n")).err();
+        let line = Line { path, outcome, bytes, error };
+        if let Err(error) = self.append(&mut state, &line) {
+            self.give_up(&mut state, error);
         }
+    }
+
+    fn append(&self, state: &mut State, line: &Line<'_>) -> io::Result<()> {
+        let State { file: Ok(file), bytes, left } = state else { return Ok(()) };
+        let mut line = serde_json::to_vec(line)?;
+        line.push(b'\n');
+        let len = line.len() as u64;
+        if *left < len {
+            *left += self.room.take(self.job, len, self.keep_free)?;
+        }
+        *left -= len;
+        *bytes += len;
+        file.write_all(&line)
+    }
+
+    /// Nobody gets half a report, and others can use its room.
+    fn give_up(&self, state: &mut State, error: io::Error) {
+        *state = State { file: Err(error), bytes: 0, left: 0 };
+        remove(&self.room.path_of(self.job));
+        self.room.end(self.job, 0);
     }
 
     /// Makes everything durable.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] or [`ErrorKind::Internal`]: the report is not whole.
+    /// [`ErrorKind::NoSpace`] or [`ErrorKind::Internal`]: there is no report.
     pub(super) fn finish(&self) -> Result<(), Failure> {
         let mut state = self.state();
-        let State { file, failure } = &mut *state;
-        let kept = match failure.take() {
-            Some(error) => Err(error),
-            None => file.flush().and_then(|()| file.get_ref().sync_all()),
-        };
-        kept.map_err(|error| unwritten(&self.path, &error))
+        if let Ok(file) = &mut state.file
+            && let Err(error) = file.flush().and_then(|()| file.get_ref().sync_all())
+        {
+            self.give_up(&mut state, error);
+        }
+        match &state.file {
+            Ok(_) => Ok(()),
+            Err(error) => Err(unwritten(&self.room.path_of(self.job), error)),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Outcomes {
+    fn drop(&mut self) {
+        let bytes = self.state().bytes;
+        self.room.end(self.job, bytes);
     }
 }
 
@@ -147,35 +196,6 @@ pub(super) fn page(directory: &Path, job: JobId, offset: u64) -> Result<ReportPa
     Ok(ReportPage { lines, next: (next < len).then_some(next) })
 }
 
-/// Removes the reports of jobs that nobody remembers any more, and the oldest of the others while
-/// all together have more than `bytes_max`. Blocks.
-pub(super) fn prune(directory: &Path, bytes_max: u64, is_known: impl Fn(JobId) -> bool) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    let report = |entry: fs::DirEntry| {
-        let job = job_of(entry.file_name().to_str()?)?;
-        Some((job, entry.path(), entry.metadata().ok()?.len()))
-    };
-    let mut reports: Vec<_> = entries.flatten().filter_map(report).collect();
-    reports.sort_by_key(|(job, ..)| std::cmp::Reverse(job.0));
-    let mut kept = 0_u64;
-    for (job, path, bytes) in reports {
-        kept = kept.saturating_add(bytes);
-        if (!is_known(job) || kept > bytes_max)
-            && let Err(error) = fs::remove_file(&path)
-        {
-            tracing::warn!(path = %path.display(), %error, "an old report stays");
-        }
-    }
-}
-
-fn path_of(directory: &Path, job: JobId) -> PathBuf {
-    directory.join(format!("job-{}.jsonl", job.0))
-}
-
-fn job_of(name: &str) -> Option<JobId> {
-    name.strip_prefix("job-")?.strip_suffix(".jsonl")?.parse().ok().map(JobId)
-}
-
 fn unwritten(path: &Path, error: &io::Error) -> Failure {
     let kind = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
@@ -186,14 +206,21 @@ fn unwritten(path: &Path, error: &io::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn begin(directory: &Path, job: JobId, bytes_max: u64) -> Result<Outcomes, Failure> {
+        let room = Arc::new(ReportRoom::new(directory.to_owned(), bytes_max));
+        Outcomes::begin(room, job, 0, |_| true)
+    }
 
     #[test]
     fn pages_are_whole_lines_and_join_to_everything() {
         let directory = tempfile::tempdir().unwrap();
         let (reports, job) = (directory.path().join("reports"), JobId(7));
         assert_eq!(page(&reports, job, 0).unwrap_err().kind, ErrorKind::NotFound);
-        let outcomes = Outcomes::begin(&reports, job).unwrap();
+        let outcomes = begin(&reports, job, u64::MAX).unwrap();
         let failure = Failure::new(ErrorKind::InUse, "open \"for\" writing\n");
         for number in 0..10_000_u64 {
             let path = format!("/set/{number:0100}");
@@ -226,7 +253,7 @@ mod tests {
     #[test]
     fn an_empty_report_is_a_page_without_lines() {
         let directory = tempfile::tempdir().unwrap();
-        Outcomes::begin(directory.path(), JobId(1)).unwrap().finish().unwrap();
+        begin(directory.path(), JobId(1), u64::MAX).unwrap().finish().unwrap();
         let page = page(directory.path(), JobId(1), 0).unwrap();
         assert_eq!((page.lines, page.next), (Vec::new(), None));
     }
@@ -235,7 +262,7 @@ mod tests {
     fn what_cannot_be_written_is_told_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev/full", directory.path().join("job-1.jsonl")).unwrap();
-        let outcomes = Outcomes::begin(directory.path(), JobId(1)).unwrap();
+        let outcomes = begin(directory.path(), JobId(1), u64::MAX).unwrap();
         for _ in 0..1000 {
             outcomes.note(b"/set/name", 1, &Outcome::Would);
         }
@@ -243,20 +270,36 @@ mod tests {
     }
 
     #[test]
-    fn only_reports_of_forgotten_jobs_are_removed() {
+    fn a_report_without_room_is_given_up_at_once_and_others_can_use_that() {
         let directory = tempfile::tempdir().unwrap();
-        for name in ["job-1.jsonl", "job-2.jsonl", "job-x.jsonl", "notes"] {
-            fs::write(directory.path().join(name), b"").unwrap();
+        let room = Arc::new(ReportRoom::new(directory.path().to_owned(), 1000));
+        let job = |job| Outcomes::begin(Arc::clone(&room), JobId(job), 0, |_| true).unwrap();
+        let large = job(1);
+        for _ in 0..100 {
+            large.note(b"/set/name", 1, &Outcome::Done);
         }
-        prune(directory.path(), u64::MAX, |job| job == JobId(2));
-        let left = fs::read_dir(directory.path()).unwrap().count();
-        assert_eq!(left, 3);
-        assert!(!directory.path().join("job-1.jsonl").exists());
-        prune(&directory.path().join("missing"), 0, |_| false);
-        fs::write(directory.path().join("job-2.jsonl"), b"12345").unwrap();
-        fs::write(directory.path().join("job-10.jsonl"), b"12345").unwrap();
-        prune(directory.path(), 9, |_| true);
-        assert!(!directory.path().join("job-2.jsonl").exists(), "the oldest goes for room");
-        assert!(directory.path().join("job-10.jsonl").exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "not half of it");
+        let small = job(2);
+        small.note(b"/set/name", 1, &Outcome::Done);
+        small.finish().unwrap();
+        let failure = large.finish().unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::NoSpace);
+        assert!(failure.message.contains("more than 1000 bytes"), "{failure}");
+        let page = |job| page(directory.path(), JobId(job), 0);
+        assert_eq!(page(1).unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(page(2).unwrap().lines.iter().filter(|byte| **byte == b'\n').count(), 1);
+    }
+
+    #[test]
+    fn a_report_takes_no_more_room_than_it_has_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = Arc::new(ReportRoom::new(directory.path().to_owned(), 1000));
+        for job in 1..=5 {
+            let outcomes = Outcomes::begin(Arc::clone(&room), JobId(job), 0, |_| true).unwrap();
+            outcomes.note(b"/set/name", 1, &Outcome::Done);
+            outcomes.finish().unwrap();
+        }
+        let kept = fs::read_dir(directory.path()).unwrap().count();
+        assert_eq!(kept, 5, "none went for another");
     }
 }

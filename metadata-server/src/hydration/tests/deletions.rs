@@ -1,7 +1,7 @@
 //! What is removed here is deleted in the bucket, where the link says so: that version, when nobody
 //! here needs it any more, and never before.
 
-use std::{fs, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use millrace_protocol::{
     admin::{AddLink, Job, JobKind, JobState, StartJob},
@@ -11,13 +11,18 @@ use millrace_protocol::{
     metadata::RenameMode,
     selection::Selection,
 };
-use millrace_types::{ErrorKind, FileName};
+use millrace_types::{ErrorKind, FileName, InodeId};
+use tokio::time::timeout;
 
-use super::server::{Fault, ROOT, World, bucket_of};
+use super::{
+    moved::{list, refresh_all},
+    server::{Fault, LIMIT, ROOT, World, bucket_of},
+};
 use crate::{
     command::{self, Command},
     hydration::Environment,
     namespace::ObjectState,
+    store::keys,
 };
 
 impl World {
@@ -75,6 +80,16 @@ impl World {
 
     pub(super) async fn export_all(&self) -> Job {
         self.job(JobKind::Export, "/data").await
+    }
+
+    /// Whether anything is recorded of a name that was removed.
+    async fn hides(&self, directory: InodeId, name: &'static str) -> bool {
+        let query = self.server.read(move |view| {
+            let name = name.as_bytes();
+            let keys = [keys::whiteout(directory, name), keys::moved_file(directory, name)];
+            Ok(keys.iter().any(|key| view.get(key).unwrap().is_some()))
+        });
+        query.await.unwrap()
     }
 }
 
@@ -352,7 +367,7 @@ async fn unfinished_uploads_are_listed_and_old_ones_that_nobody_uses_are_aborted
     let used = world.bucket.create_upload("run/used", &metadata).await.unwrap();
     let record = command::RecordCopy {
         job: millrace_types::JobId(1),
-        inode: millrace_types::InodeId(77),
+        inode: InodeId(77),
         bucket: bucket_of(world.bucket_dir.path()),
         key: "run/used".to_owned(),
         generation: millrace_types::ContentGeneration(1),
@@ -407,4 +422,43 @@ async fn names_that_go_round_do_not_show_an_object_that_a_renamed_file_may_need(
     let found = world.find("/data/a").await;
     assert_eq!(found.unwrap_err().kind, ErrorKind::NotFound, "its object is that of b");
     assert!(world.find("/data/b").await.is_ok() && world.object("a").exists());
+}
+
+#[tokio::test]
+async fn what_hid_an_object_goes_with_it_and_the_same_version_that_is_put_back_is_a_file_again() {
+    let world = World::propagating().await;
+    world.put("file", b"content");
+    let data = list(&world, "/data").await;
+    // A file on disk that has another name comes back as the same version.
+    let elsewhere = tempfile::tempdir_in(world.bucket_dir.path().parent().unwrap()).unwrap();
+    let kept = elsewhere.path().join("kept");
+    fs::hard_link(world.object("file"), &kept).unwrap();
+    world.remove_name("/data/file", false).await;
+    assert!(world.hides(data, "file").await);
+    world.export_all().await;
+    assert!(!world.object("file").exists() && !world.hides(data, "file").await);
+    fs::rename(kept, world.object("file")).unwrap();
+    refresh_all(&world).await;
+    assert_eq!(world.state("/data/file").await, ObjectState::Clean);
+}
+
+#[tokio::test]
+async fn a_page_from_before_a_deletion_brings_no_removed_file_back() {
+    let world = World::propagating().await;
+    for at in 0..=1_000 {
+        world.put(&format!("{at:04}"), b"x");
+    }
+    let data = list(&world, "/data").await;
+    world.server.troubles.pressed.send_replace(true);
+    let importer = Arc::clone(&world.hydration.importer);
+    let refresh = tokio::spawn(async move { importer.refresh(data, |_| ()).await });
+    // It has its only page, and waits with the last name of that.
+    let held_up = world.server.troubles.held_up.notified();
+    timeout(LIMIT, held_up).await.expect("it gives way behind the first thousand names");
+    world.remove_name("/data/1000", false).await;
+    world.export_all().await;
+    assert!(!world.object("1000").exists() && world.hides(data, "1000").await);
+    world.server.troubles.pressed.send_replace(false);
+    refresh.await.unwrap().unwrap();
+    assert_eq!(world.find("/data/1000").await.unwrap_err().kind, ErrorKind::NotFound);
 }

@@ -9,13 +9,14 @@ use millrace_protocol::{
     metadata::FileKind,
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, MIB};
+use tokio::time::timeout;
 
 use super::server::{LIMIT, ROOT, World};
 use crate::{
     command::{self, Command},
     hydration::{
         Environment, Listing,
-        import::{PATIENT_MAX, linked},
+        import::{LISTINGS_MAX, PATIENT_MAX, linked},
     },
     namespace::{Body, tree},
 };
@@ -200,7 +201,7 @@ async fn list_while<F: Future<Output = ()> + Send + 'static>(
         }
     });
     let whole = world.hydration.importer.whole(data);
-    tokio::time::timeout(LIMIT, whole).await.unwrap().unwrap();
+    timeout(LIMIT, whole).await.unwrap().unwrap();
     work.abort();
     data
 }
@@ -330,11 +331,46 @@ async fn a_listing_that_gives_way_goes_on_once_a_program_waits_for_it() {
     world.server.troubles.pressed.send_replace(true);
     let importer = Arc::clone(&world.hydration.importer);
     let whole = tokio::spawn(async move { importer.whole(data).await });
-    world.server.troubles.held_up.notified().await;
-    assert_eq!(world.find("/data").await.unwrap().size, 1_000, "what comes first is there");
-    list_all(&world, data).await;
-    whole.await.unwrap().unwrap();
+    let work = async {
+        world.server.troubles.held_up.notified().await;
+        assert_eq!(world.find("/data").await.unwrap().size, 1_000, "what comes first is there");
+        list_all(&world, data).await;
+        whole.await.unwrap().unwrap();
+    };
+    timeout(LIMIT, work).await.expect("it is not held up for ever");
     assert_eq!(world.find("/data").await.unwrap().size, 2_500);
+}
+
+#[tokio::test]
+async fn a_listing_that_gives_way_asks_for_no_further_page_and_leaves_its_permit_to_others() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    for at in 0..10_500 {
+        world.put(&format!("{at:05}"), b"x");
+    }
+    let data = world.find("/data").await.unwrap().id;
+    let troubles = &world.server.troubles;
+    troubles.pressed.send_replace(true);
+    let before = world.bucket.counters().requests(RequestClass::List);
+    let asked = || world.bucket.counters().requests(RequestClass::List) - before;
+    let importer = Arc::clone(&world.hydration.importer);
+    let listing = Arc::clone(&importer);
+    let whole = tokio::spawn(async move { listing.whole(data).await });
+    let work = async {
+        // Within the first page of 10,000 names, after each thousand.
+        for thousands in 1..=9 {
+            troubles.held_up.notified().await;
+            assert_eq!(world.find("/data").await.unwrap().size, thousands * 1_000);
+            troubles.let_on.notify_one();
+        }
+        troubles.held_up.notified().await;
+        assert_eq!(world.find("/data").await.unwrap().size, 10_000);
+        assert_eq!((asked(), importer.listings_left()), (1, LISTINGS_MAX));
+        list_all(&world, data).await;
+        whole.await.unwrap().unwrap();
+    };
+    timeout(LIMIT, work).await.expect("it is not held up for ever");
+    assert_eq!(world.find("/data").await.unwrap().size, 10_500);
+    assert_eq!(asked(), 2);
 }
 
 #[tokio::test]

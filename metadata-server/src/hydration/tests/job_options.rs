@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -274,4 +275,24 @@ async fn a_report_that_cannot_be_kept_fails_its_job_and_not_the_work() {
     assert_eq!((job.state, job.files_done), (JobState::Failed, 1));
     assert!(job.failures[0].failure.message.contains("report"), "{:?}", job.failures);
     assert!(world.object("new").exists());
+}
+
+#[tokio::test]
+async fn a_report_for_which_the_disk_has_no_room_is_removed_and_its_job_ends() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for at in 0..9 {
+        world.put(&format!("{at}"), b"12345");
+    }
+    world.server.troubles.reports_keep_free.store(u64::MAX, Ordering::Relaxed);
+    let id = world.start_with(&request(JobKind::Hydrate, REPORTED)).await.unwrap();
+    let job = world.end_of(id).await;
+    assert_eq!((job.state, job.files_done, job.errors), (JobState::Failed, 9, 1));
+    assert!(job.failures[0].failure.message.contains("report"), "{:?}", job.failures);
+    assert_eq!(fs::read_dir(world.server.reports_dir()).unwrap().count(), 0);
+    assert_eq!(world.report_of(id).await.unwrap_err().kind, ErrorKind::NotFound);
+    // The next one has room again.
+    world.server.troubles.reports_keep_free.store(0, Ordering::Relaxed);
+    let id = world.start_with(&request(JobKind::Hydrate, REPORTED)).await.unwrap();
+    assert_eq!(world.end_of(id).await.state, JobState::Succeeded);
+    assert_eq!(world.report_of(id).await.unwrap().len(), 9);
 }

@@ -35,21 +35,22 @@ use millrace_types::{
 use tokio_util::sync::CancellationToken;
 
 use self::troubles::Troubles;
+pub(super) use self::troubles::writing;
 use crate::{
-    apply::{FEATURE_LEVEL, apply},
-    command::{self, Command, Envelope, Opener, Outcome},
+    apply::FEATURE_LEVEL,
+    command::{self, Command, Opener, Outcome},
     hydration::{
         Environment, Hydration,
         import::spec_of,
-        walk::{Viewpoint, refused, resolve},
+        walk::{Viewpoint, resolve},
     },
-    log::record::BODY_LEN_MAX,
     namespace::{Body, Inode, ObjectState},
-    store::{MetaStore, View, memory::MemoryStore},
+    store::{View, memory::MemoryStore},
     targets::map,
     written::Written,
 };
 
+mod executing;
 mod troubles;
 mod uploads;
 
@@ -500,24 +501,7 @@ impl TestServer {
 
 impl Environment for TestServer {
     async fn execute(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
-        self.troubles.check(&command)?;
-        let mut store = self.store.lock().unwrap();
-        let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
-        let time = self.moment(number);
-        let envelope = Envelope { time, operation: None, command };
-        // The log takes none that is larger.
-        if envelope.to_bytes().len() > BODY_LEN_MAX {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        let effect = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
-        store.commit(&effect.batch).unwrap();
-        self.written.note(&*store, &envelope.command, &effect.outcome).unwrap();
-        let mut named = self.named.lock().unwrap();
-        named.retain(|inode| !effect.raised.contains(inode));
-        if synced {
-            *self.settled.lock().unwrap() = time;
-        }
-        Ok(effect.outcome)
+        self.execute_now(command, synced)
     }
 
     async fn read<T: Send + 'static>(
@@ -580,6 +564,10 @@ impl Environment for TestServer {
 
     fn reports(&self) -> &Path {
         self.reports.path()
+    }
+
+    fn reports_keep_free(&self) -> u64 {
+        self.troubles.reports_keep_free.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> Timestamp {

@@ -68,7 +68,11 @@ impl Commands {
         let mut names: Vec<_> = listed.into_iter().map(|(name, _)| name).collect();
         names.push(self.name());
         let link = link.unwrap_or(LinkId(99));
-        Command::ForgetEntries(ForgetEntries { link, directory: directory.id, names })
+        let forget = ForgetEntries { link, directory: directory.id, names };
+        match percent(&self.random, 50) {
+            true => Command::ForgetSaved(forget),
+            false => Command::ForgetEntries(forget),
+        }
     }
 
     pub(super) fn import_entries(&mut self, view: &dyn View) -> Command {
@@ -225,23 +229,13 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..16) {
+        match self.random.within(0..17) {
             12 => Command::SetDeletePropagation(SetDeletePropagation {
                 link: self.link(view),
                 on: percent(&self.random, 80),
             }),
-            13 => {
-                let link = self.link(view);
-                let queued = tree::scan::<DeletionRecord>(view, &keys::deletions(link), 1);
-                let (key, tag, queued) = queued.unwrap().pop().map_or_else(
-                    || ("none".to_owned(), String::new(), Timestamp(0)),
-                    |(key, record)| {
-                        let key = keys::after(&key, &keys::deletions(link)).to_vec();
-                        (String::from_utf8(key).unwrap(), record.tag, record.queued)
-                    },
-                );
-                Command::ForgetDeletion(Box::new(ForgetDeletion { link, key, tag, queued }))
-            }
+            13 => Command::ForgetDeletion(Box::new(self.deletion(view))),
+            16 => Command::ObjectDeleted(Box::new(self.deletion(view))),
             14 => {
                 let first =
                     vec![LeftOutKey { key: "a//b".to_owned(), reason: LeftOutReason::EmptyPart }];
@@ -288,6 +282,20 @@ impl Commands {
                 Command::ObserveObject(ObserveObject { inode: inode.id, known, found })
             }
         }
+    }
+
+    /// One that waits, if any does.
+    fn deletion(&self, view: &dyn View) -> ForgetDeletion {
+        let link = self.link(view);
+        let queued = tree::scan::<DeletionRecord>(view, &keys::deletions(link), 1);
+        let (key, tag, queued) = queued.unwrap().pop().map_or_else(
+            || ("none".to_owned(), String::new(), Timestamp(0)),
+            |(key, record)| {
+                let key = keys::after(&key, &keys::deletions(link)).to_vec();
+                (String::from_utf8(key).unwrap(), record.tag, record.queued)
+            },
+        );
+        ForgetDeletion { link, key, tag, queued }
     }
 
     fn link(&self, view: &dyn View) -> LinkId {

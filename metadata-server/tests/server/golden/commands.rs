@@ -341,11 +341,8 @@ fn of_buckets() -> Vec<Command> {
         link(LinkMode::Import),
         link(LinkMode::ImportExport),
         Command::BeginLinkRemoval(LinkId(45)),
-        Command::ForgetEntries(ForgetEntries {
-            link: LinkId(46),
-            directory: InodeId(47),
-            names: vec![name(), FileName::parse(b"dog.jpg").unwrap()],
-        }),
+        Command::ForgetEntries(forgotten()),
+        Command::ForgetSaved(forgotten()),
         Command::RemoveLink(LinkId(48)),
         Command::ImportEntries(ImportEntries {
             directory: InodeId(49),
@@ -357,6 +354,14 @@ fn of_buckets() -> Vec<Command> {
         }),
         Command::MarkDirectoryListed(InodeId(50)),
     ]
+}
+
+fn forgotten() -> ForgetEntries {
+    ForgetEntries {
+        link: LinkId(46),
+        directory: InodeId(47),
+        names: vec![name(), FileName::parse(b"dog.jpg").unwrap()],
+    }
 }
 
 pub(super) fn selection() -> Selection {
@@ -501,13 +506,18 @@ fn of_reopened_exports() -> Vec<Command> {
         })),
         Command::ForgetCopy { job: JobId(91), inode: InodeId(92) },
         Command::SetDeletePropagation(SetDeletePropagation { link: LinkId(93), on: true }),
-        Command::ForgetDeletion(Box::new(ForgetDeletion {
-            link: LinkId(94),
-            key: "run/model.pt".to_owned(),
-            tag: "\"95\"".to_owned(),
-            queued: Timestamp(96),
-        })),
+        Command::ForgetDeletion(Box::new(deletion())),
+        Command::ObjectDeleted(Box::new(deletion())),
     ]
+}
+
+fn deletion() -> ForgetDeletion {
+    ForgetDeletion {
+        link: LinkId(94),
+        key: "run/model.pt".to_owned(),
+        tag: "\"95\"".to_owned(),
+        queued: Timestamp(96),
+    }
 }
 
 fn of_listings() -> Vec<Command> {

@@ -1,13 +1,18 @@
 //! Files that a host makes by itself and tells of later: who may, what others are told meanwhile,
 //! and what becomes of it.
 
-use millrace_metadata_server::{leases::delegations::CONTESTED, namespace::tree};
+use millrace_metadata_server::{
+    command::{self, Command},
+    leases::delegations::CONTESTED,
+    namespace::tree,
+};
 use millrace_protocol::{
     capability::{Capability, Signed},
+    cluster::{Bucket, LinkMode},
     codec,
     delegation::{DeclareDelegations, Delegate, Delegation, NewFile, PublishFiles, PublishedFile},
 };
-use millrace_types::Timestamp;
+use millrace_types::{FileName, Timestamp};
 
 use super::*;
 
@@ -260,6 +265,49 @@ fn only_plain_directories_are_delegated_and_only_to_clients_that_see_everything(
         Delegate { session: world.looks.host.session, directory: world.file, contents_max: 1 };
     let refused = world.looks.host.run(&world.server, file, ops::delegation::delegate);
     assert_eq!(refused, Err(ErrorKind::NotDirectory));
+}
+
+#[test]
+fn nothing_below_a_link_is_delegated_also_where_names_are_no_keys() {
+    let mut world = world();
+    for is_linked in [false, true] {
+        let text = if is_linked { "linked" } else { "plain" };
+        let made = world.changes.make(&world.server, InodeId::ROOT, text, NewNode::Directory);
+        let top = made.unwrap().attributes.inode;
+        let below = world.server.turn(move |core| {
+            if is_linked {
+                link(core, top);
+            }
+            let odd = make_directory(core, top, b"\xff");
+            make_directory(core, odd, b"below")
+        });
+        assert_eq!(delegate(&world, &world.looks, below).is_none(), is_linked);
+    }
+}
+
+fn link(core: &mut Core, directory: InodeId) {
+    let url = "s3://photos".to_owned();
+    let bucket = Bucket { url, endpoint: None, region: None, credentials: None };
+    let mode = LinkMode::ImportExport;
+    let add = command::AddLink { directory, bucket, prefix: String::new(), mode };
+    core.execute(None, Command::AddLink(add)).unwrap();
+}
+
+fn make_directory(core: &mut Core, parent: InodeId, name: &[u8]) -> InodeId {
+    let inode = core.new_inode_id().unwrap();
+    let create = command::Create {
+        caller: Caller::ROOT,
+        parent,
+        name: FileName::parse(name).unwrap(),
+        node: NewNode::Directory,
+        mode: 0o777,
+        inode,
+        seed: 0,
+        open: None,
+        exclusive: true,
+    };
+    core.execute(None, Command::Create(create)).unwrap();
+    inode
 }
 
 /// An entry of an access control list.

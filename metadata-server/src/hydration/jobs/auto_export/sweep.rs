@@ -149,6 +149,11 @@ impl<E: Environment> AutoExporter<E> {
             Ok(Some(page)) => page,
             // Removed meanwhile.
             Err((_, failure)) if failure.kind == ErrorKind::Stale => return Step::Further,
+            // It would be the next time, too.
+            Err((_, failure)) if failure.kind == ErrorKind::NotSupported => {
+                tracing::warn!(%failure, "some files are not exported by themselves");
+                return Step::Further;
+            }
             Err((_, failure)) => return self.put_off(sweep, &failure),
         };
         let query = self.environment.read(move |view| {

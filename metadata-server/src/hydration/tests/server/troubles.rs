@@ -3,12 +3,15 @@
 
 use std::{
     mem,
-    sync::{Mutex, atomic::AtomicBool},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
 use millrace_protocol::{admin::JobState, capability::Origin};
-use millrace_types::{ErrorKind, Failure, TargetId, Timestamp};
+use millrace_types::{ErrorKind, Failure, InodeId, TargetId, Timestamp};
 use tokio::sync::{Notify, watch};
 
 use super::{SESSION, TestServer, World};
@@ -21,6 +24,8 @@ use crate::{
 pub(in crate::hydration::tests) struct Troubles {
     /// What happens before contents are next named for good.
     pub(in crate::hydration::tests) before_named: Mutex<Vec<Command>>,
+    /// What happens between a look at names and the command that forgets them, once.
+    pub(in crate::hydration::tests) before_forgotten: Mutex<Vec<Command>>,
     /// What happens when a target is next asked to drop something, for which it is too busy.
     pub(in crate::hydration::tests) instead_of_release: Mutex<Vec<Command>>,
     /// How long each query takes.
@@ -35,12 +40,16 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) refused: Notify,
     /// States of jobs that were to be recorded, in their order.
     pub(in crate::hydration::tests) job_states: Mutex<Vec<JobState>>,
+    /// What reports must leave free of their disk.
+    pub(in crate::hydration::tests) reports_keep_free: AtomicU64,
     /// Targets are from before they told what buckets say of small objects.
     pub(in crate::hydration::tests) are_older: AtomicBool,
     /// A snapshot of the metadata runs short of memory.
     pub(in crate::hydration::tests) pressed: watch::Sender<bool>,
     /// Told whenever somebody begins to wait for the end of that.
     pub(in crate::hydration::tests) held_up: Notify,
+    /// Lets one of those go on, until it waits again.
+    pub(in crate::hydration::tests) let_on: Notify,
 }
 
 impl Troubles {
@@ -57,6 +66,16 @@ impl Troubles {
         Err(ErrorKind::NoSpace.into())
     }
 
+    /// What happens before a command.
+    pub(super) fn before(&self, command: &Command) -> Vec<Command> {
+        match command {
+            Command::ForgetEntries(_) | Command::ForgetSaved(_) => {
+                mem::take(&mut *self.before_forgotten.lock().unwrap())
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether a target says what it holds.
     pub(super) fn check_known(&self, target: TargetId) -> Result<(), Failure> {
         self.asked.lock().unwrap().push(target);
@@ -69,7 +88,10 @@ impl Troubles {
         if *pressed.borrow() {
             self.held_up.notify_one();
         }
-        drop(pressed.wait_for(|pressed| !pressed).await);
+        tokio::select! {
+            ended = pressed.wait_for(|pressed| !pressed) => drop(ended),
+            () = self.let_on.notified() => {}
+        }
     }
 
     /// Takes the time of a query.
@@ -93,17 +115,23 @@ impl TestServer {
     }
 }
 
+/// What happens when somebody opens and closes a file for writing.
+pub(in crate::hydration::tests) fn writing(inode: InodeId) -> [Command; 2] {
+    let opener = Opener { session: SESSION, inode };
+    let open = command::OpenWrite { caller: None, opener, truncate: false };
+    [Command::OpenWrite(open), Command::CloseWrite(opener)]
+}
+
 impl World {
     /// What makes a conflict of a clean file: somebody writes to it, and its object is another.
     pub(in crate::hydration::tests) async fn conflicting(&self, path: &str) -> Vec<Command> {
         let inode = self.find(path).await.unwrap();
         let origin = inode.content().unwrap().origin.unwrap();
-        let opener = Opener { session: SESSION, inode: inode.id };
-        let open = command::OpenWrite { caller: None, opener, truncate: false };
         let known = Some(origin.tag.clone());
         let origin = Origin { tag: "another version".to_owned(), ..origin };
         let found = Some(FoundObject { origin, modified: Timestamp(1) });
         let observe = ObserveObject { inode: inode.id, known, found };
-        vec![Command::OpenWrite(open), Command::CloseWrite(opener), Command::ObserveObject(observe)]
+        let [open, close] = writing(inode.id);
+        vec![open, close, Command::ObserveObject(observe)]
     }
 }

@@ -1,7 +1,10 @@
 //! Small files whose bytes live in their inodes: what is told of them, and what must happen before
 //! they are written.
 
-use millrace_metadata_server::{command::Command, store::keys};
+use millrace_metadata_server::{
+    command::{Command, Spilled},
+    store::keys,
+};
 use millrace_protocol::{
     lease::{ShowContents, ShownContent},
     metadata::{GetInode, INLINE_BYTES_MAX, Open, OpenMode},
@@ -229,7 +232,7 @@ fn a_late_word_that_the_targets_have_them_changes_nothing() {
     let inode = maker.made();
     let spilled = |generation, write_epoch| {
         let (generation, write_epoch) = (ContentGeneration(generation), WriteEpoch(write_epoch));
-        let spilled = millrace_metadata_server::command::Spilled { inode, generation, write_epoch };
+        let spilled = Spilled { inode, generation, write_epoch };
         maker.world.server.turn(move |core| {
             core.execute(None, Command::Spilled(spilled)).unwrap();
             tree::inode(core.view(), inode).unwrap().content().unwrap().write_epoch.0
