@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use tokio::time::{sleep, timeout};
 
 use crate::{
     connection::Connection,
@@ -135,7 +136,7 @@ pub(crate) async fn serves(
         }
         if let Some(mount) = listed(mountpoint)?
             && mount.is_millrace()
-            && answers(&mount, child.id()).await
+            && let Ok(true) = timeout(ANSWER_MAX, answers(&mount, child.id())).await
         {
             return Ok(mount);
         }
@@ -147,7 +148,7 @@ pub(crate) async fn serves(
                 log.last_words()
             );
         }
-        tokio::time::sleep(POLL).await;
+        sleep(POLL).await;
     }
 }
 
@@ -181,6 +182,9 @@ fn directory(mountpoint: &Path) -> anyhow::Result<PathBuf> {
 /// Connecting (a few seconds at worst), opening a session and mounting; then a person gets nervous.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
+/// A daemon tells at once what it serves. Who does not may be one that is gone and was stopped: its
+/// socket is the one that is found until the new daemon has made its own.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
