@@ -12,8 +12,8 @@
 //! [`kernel_names`], [`pending`], [`changed_objects`], [`open`], [`delegations`], `publish`,
 //! `closes`, `opens_given_up`, `reopen`, `quiet_opens`, `all_told`, `ahead_contents`, [`leases`],
 //! [`look_ahead`], `absent_names`, [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`],
-//! [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bare`,
-//! `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`locks`], `older_opens`, [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`],
+//! [`xattr`], `bare`, `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak, atomic::AtomicU64},
@@ -64,6 +64,7 @@ pub(crate) mod leases;
 pub(crate) mod locks;
 pub(crate) mod look_ahead;
 pub(crate) mod names;
+mod older_opens;
 pub(crate) mod open;
 mod opens_given_up;
 pub(crate) mod pending;

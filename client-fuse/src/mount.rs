@@ -220,7 +220,7 @@ fn begin_upkeep(
     access_period: Duration,
 ) -> Upkeep {
     let (for_files, for_losses, for_restarts) = (Arc::clone(fs), Arc::clone(fs), Arc::clone(fs));
-    let (for_recalls, for_reads) = (Arc::clone(fs), Arc::clone(fs));
+    let (for_recalls, for_reads, for_pages) = (Arc::clone(fs), Arc::clone(fs), Arc::clone(fs));
     let cluster = Arc::clone(&fs.cluster);
     Upkeep(vec![
         names.spawn(async move { cluster.keep_session().await }),
@@ -228,6 +228,7 @@ fn begin_upkeep(
         names.spawn(async move { for_recalls.listen().await }),
         names.spawn(async move { for_restarts.watch_restarts().await }),
         names.spawn(async move { for_reads.tell_reads_every(access_period).await }),
+        names.spawn(async move { for_pages.renew_older().await }),
         bytes.spawn(async move { for_files.upkeep().await }),
     ])
 }

@@ -18,6 +18,7 @@ use millrace_tests::{
     chance,
     cluster::{Cluster, Wish},
     figures,
+    program::wait_for,
 };
 
 use crate::owners::as_user;
@@ -109,6 +110,38 @@ fn an_open_sees_what_was_synced_elsewhere_although_older_bytes_are_cached() -> R
     writer.set_len(3)?;
     assert_eq!((before.metadata()?.len(), fs::metadata(&two)?.len()), (3, 3));
     assert_eq!(fs::read(&two)?, b"cha");
+    Ok(())
+}
+
+#[test]
+fn who_reads_on_sees_what_was_synced_elsewhere_although_nobody_opens_the_file_again() -> Result<()>
+{
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount().join("file"), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    fs::write(&one, vec![b'-'; 300_000])?;
+    let older = File::open(two.join("file"))?;
+    let begin = || -> Result<[u8; 7]> {
+        let mut begin = [0; 7];
+        older.read_exact_at(&mut begin, 0)?;
+        Ok(begin)
+    };
+    ensure!(begin()? == *b"-------");
+    let comes = |text: &[u8; 7]| {
+        let what = format!("{} to be shown", String::from_utf8_lossy(text));
+        wait_for(&what, || (begin().ok()? == *text).then_some(()))
+    };
+    let writer = File::options().write(true).open(&one)?;
+    for text in [b"changed", b"another"] {
+        writer.write_all_at(text, 0)?;
+        writer.sync_all()?;
+        comes(text)?;
+    }
+    drop(writer);
+    File::options().write(true).open(&one)?.write_all_at(b"a third", 0)?;
+    comes(b"a third")?;
+    fs::remove_file(&one)?;
+    ensure!(begin()? == *b"a third", "it is open");
     Ok(())
 }
 

@@ -124,8 +124,7 @@ impl FileSystem {
         }
         if let Some(file) = self.files.find(inode) {
             let state = file.state();
-            let lease = state.lease.as_ref()?;
-            let stands = self.names.stands(inode, lease);
+            let stands = self.is_covered(inode, &state);
             return stands.then(|| Shown::once(state.attributes.clone()));
         }
         let (attributes, lease) = self.names.attributes(inode)?;
@@ -133,12 +132,16 @@ impl FileSystem {
         Some(Shown { attributes, keep })
     }
 
+    /// Whether a lease stands on what is shown of an open file.
+    pub(super) fn is_covered(&self, inode: InodeId, state: &State) -> bool {
+        state.lease.as_ref().is_some_and(|lease| self.names.stands(inode, lease))
+    }
+
     /// What kind of inode it is, if [`Self::attributes_kept`] may show it.
     pub(super) fn kind_kept(&self, inode: InodeId) -> Option<FileKind> {
         if let Some(file) = self.files.find(inode) {
             let state = file.state();
-            let stands = self.names.stands(inode, state.lease.as_ref()?);
-            return stands.then_some(state.attributes.kind);
+            return self.is_covered(inode, &state).then_some(state.attributes.kind);
         }
         Some(self.names.attributes(inode)?.0.kind)
     }
@@ -154,7 +157,7 @@ impl FileSystem {
             return None;
         }
         let state = handle.file.state();
-        let stands = self.names.stands(handle.file.inode, state.lease.as_ref()?);
+        let stands = self.is_covered(handle.file.inode, &state);
         (stands && handle.check_version(&state).is_ok()).then(|| state.attributes.clone())
     }
 

@@ -29,12 +29,16 @@ use crate::{
         pieces::Pieces,
         write_buffer::WriteBuffer,
     },
-    fs::{attributes::Privileges, delegations::Unpublished, durable::Durable, inline::InInode},
+    fs::{
+        attributes::Privileges, delegations::Unpublished, durable::Durable, file::stored::Stored,
+        inline::InInode, older_opens::Paged,
+    },
     prefetch::window::Streams,
 };
 
 mod copied;
 pub(crate) mod resize;
+mod stored;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -130,6 +134,8 @@ pub(crate) struct State {
     /// The kernel's pages are of this count or newer, unless only this mount has changed the file
     /// since.
     pub(crate) pages_count: ChangeCount,
+    /// Whether those can grow old.
+    pub(crate) paged: Paged,
     /// Whether handles may be open on different versions of the object, until the last is closed.
     pub(crate) versions: bool,
     /// Of those who write without the right to keep them.
@@ -142,17 +148,6 @@ pub(crate) struct State {
     pub(crate) write_opens: u32,
     /// Those of all these that are being closed.
     pub(crate) closing: u32,
-}
-
-/// The acknowledged writes that a commit will tell the server about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Stored {
-    /// The content and epoch under which they were made.
-    pub(crate) version: (ContentGeneration, WriteEpoch),
-    /// One past the largest byte.
-    pub(crate) end: u64,
-    /// Counts acknowledgements, so that a commit knows whether it told the last one.
-    pub(crate) acknowledgements: u64,
 }
 
 impl File {
@@ -191,6 +186,7 @@ impl File {
             landings: 0,
             // An open drops them, or has seen that they are of this count.
             pages_count: reply.attributes.change_count,
+            paged: Paged::default(),
             versions: false,
             privileges: Privileges::default(),
             unpublished: None,

@@ -383,6 +383,9 @@ impl FileSystem {
         } else {
             Caching::Fresh
         };
+        if caching != Caching::Bypass {
+            file.state().paged.handle_open();
+        }
         // What is read from the kernel's pages does not come here: the open counts for it.
         if caching == Caching::Keep && !options.no_atime {
             self.note_read(&mut file.state().attributes);
