@@ -5,11 +5,12 @@
 //! wait in it has a bound, and whatever a peer sends ends in a typed failure, never in a panic.
 //!
 //! Modules, in reading order: [`identity`], [`authority`], [`settings`], [`body`], [`client`],
-//! [`server`], [`local`]; below them, private: `tls`, `socket`, `endpoint`, `windows`, `stream`,
-//! `failure`.
+//! [`server`], [`local`]; below them, private: `tls`, `ciphers`, `socket`, `endpoint`, `windows`,
+//! `stream`, `failure`.
 
 pub mod authority;
 pub mod body;
+mod ciphers;
 pub mod client;
 mod endpoint;
 mod failure;

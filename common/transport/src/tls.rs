@@ -22,30 +22,47 @@ use rustls::{
     server::WebPkiClientVerifier, version::TLS13,
 };
 
-use crate::Identity;
+use crate::{Identity, ciphers::Library};
 
 /// How this node proves itself when it dials.
 pub(crate) fn client(identity: &Identity) -> Result<QuicClientConfig, TlsError> {
-    let mut config = ClientConfig::builder_with_provider(provider())
+    Ok(client_config(identity, Library::for_host().provider())?.try_into()?)
+}
+
+/// How this node proves itself when it is dialled.
+pub(crate) fn server(identity: &Identity) -> Result<QuicServerConfig, TlsError> {
+    Ok(server_config(identity, Library::for_host().provider())?.try_into()?)
+}
+
+/// The former with this cryptography.
+pub(crate) fn client_config(
+    identity: &Identity,
+    provider: CryptoProvider,
+) -> Result<ClientConfig, TlsError> {
+    let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&TLS13])?
         .with_root_certificates(roots(identity)?)
         .with_client_auth_cert(identity.chain(), identity.key())?;
     config.alpn_protocols = alpn();
     config.resumption = Resumption::disabled();
-    Ok(config.try_into()?)
+    Ok(config)
 }
 
-/// How this node proves itself when it is dialled.
-pub(crate) fn server(identity: &Identity) -> Result<QuicServerConfig, TlsError> {
-    let roots = Arc::new(roots(identity)?);
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build()?;
-    let mut config = ServerConfig::builder_with_provider(provider())
+/// The latter.
+pub(crate) fn server_config(
+    identity: &Identity,
+    provider: CryptoProvider,
+) -> Result<ServerConfig, TlsError> {
+    let (roots, provider) = (Arc::new(roots(identity)?), Arc::new(provider));
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)).build()?;
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(identity.chain(), identity.key())?;
     config.alpn_protocols = alpn();
     config.send_tls13_tickets = 0;
-    Ok(config.try_into()?)
+    Ok(config)
 }
 
 /// Secrets that must be the same after a restart: with them, a restarted server recognises packets
@@ -106,10 +123,6 @@ fn roots(identity: &Identity) -> Result<RootCertStore, TlsError> {
 /// The newest version first; see [`ProtocolVersion`].
 fn alpn() -> Vec<Vec<u8>> {
     ProtocolVersion::ALL.iter().map(|version| version.alpn().to_vec()).collect()
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 /// An identity cannot be used for TLS.
