@@ -32,6 +32,7 @@ pub(crate) mod pin;
 mod preview;
 mod propagation;
 mod refresh_interval;
+mod removal;
 pub(crate) mod resolve;
 pub(crate) mod start_job;
 pub(crate) mod state;

@@ -7,7 +7,7 @@
 use millrace_protocol::{
     admin::{
         AttributeSource, ClusterStatusReply, FileState, Health, Job, JobFailure, JobKind, JobState,
-        Keep, LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
+        Keep, LayoutReply, LinkOptions, LinkStatus, Removal, ResolveReply, StateReply, TargetState,
     },
     ahead::LinkFetches,
     bucket::{AutoExport, DeletePropagation},
@@ -30,7 +30,7 @@ mod target;
 pub(crate) use bucket::HostCheckReport;
 pub(crate) use bucket::{
     AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport,
-    PropagationReport, RefreshReport,
+    PropagationReport, RefreshReport, RemovalReport,
 };
 pub(crate) use detail::{CountsReport, DirectoriesReport, PaceReport};
 pub(crate) use fsck::{CheckReport, CountReport};
@@ -128,6 +128,9 @@ pub(crate) struct LinkReport {
     /// How it is listed again by itself, if it is; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refresh: Option<RefreshReport>,
+    /// How it is being removed, if it is; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) removal: Option<RemovalReport>,
 }
 
 /// How a link follows its bucket.
@@ -336,6 +339,7 @@ impl From<&LinkStatus> for LinkReport {
             requests_without: Vec::new(),
             propagate_deletes: None,
             refresh: None,
+            removal: None,
         }
     }
 }
@@ -370,6 +374,12 @@ impl LinkReport {
     pub(crate) fn with_refreshes(self, known: &[RefreshInterval]) -> Self {
         let own = known.iter().find(|refresh| refresh.link.0 == self.id);
         Self { refresh: own.map(RefreshReport::from), ..self }
+    }
+
+    /// The same with how it is being removed.
+    pub(crate) fn with_removals(self, known: &[Removal]) -> Self {
+        let own = known.iter().find(|removal| removal.link.0 == self.id);
+        Self { removal: own.map(RemovalReport::from), ..self }
     }
 
     /// The same with what is fetched behind reads.

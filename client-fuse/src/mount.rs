@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_fuse_server::{Mountpoint, Session, SessionError};
+use millrace_fuse_server::{Mountpoint, PreparedMountpoint, Session, SessionError};
 use millrace_protocol::{
     cluster::{FetchMap, Map},
     control::MountDescription,
@@ -98,9 +98,11 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let places = adapter.places();
     let mount = mountpoint::mount_options(&settings.mount, &source);
     let options = mountpoint::session_options(&settings.mount);
+    // While this waits for the server of what is mounted there, a signal still ends the process.
+    let mountpoint = PreparedMountpoint::new(mountpoint)?;
     // From here on what ends this process has to unmount.
     let signals = StopSignals::install()?;
-    let session = Session::mount(adapter, mountpoint, &mount, &options)?;
+    let session = Session::mount_on(adapter, mountpoint, &mount, &options)?;
     let expires = expires_names(session.terms());
     connect(NamesWay { notifier: session.notifier(), root, expires }, &fs, &places);
     if session.terms().channel() == millrace_fuse_server::Channel::Uring {
@@ -135,10 +137,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let ended = until_stopped_by(signals, served, || unmount_aside(mountpoint), DRAIN_MAX).await;
     let flushed = close(&fs, &upkeep).await;
     finish(&shutdown, &requests).await;
-    match ended? {
-        Ended::Drained if flushed => Ok(Ended::Drained),
-        _ => Ok(Ended::Abandoned),
-    }
+    let ended = ended?;
+    Ok(if flushed { ended } else { Ended::Abandoned })
 }
 
 /// Stores what is held, tells what was read, and ends the session; whether everything is stored.

@@ -45,6 +45,7 @@ mod repair;
 mod restore;
 mod session;
 mod set_attributes;
+mod sweep;
 mod transaction;
 mod trust;
 mod unnamed;
@@ -55,7 +56,7 @@ pub(crate) use cluster::GROUPS_PER_TARGET;
 pub(crate) use deletion::OBJECT_DELETED_LEVEL;
 pub(crate) use export::has_made as export_has_made;
 pub(crate) use layout::layouts;
-pub(crate) use link::FORGET_SAVED_LEVEL;
+pub(crate) use link::{DISCARD_LEVEL, FORGET_SAVED_LEVEL};
 pub(crate) use orphan::POSITION_BITS;
 pub(crate) use place::of_key as place_of_key;
 pub(crate) use rename::KEEPS_PLACE_LEVEL;
@@ -99,7 +100,10 @@ pub(crate) use trust::unnamed;
 /// |       | back                                                                             |
 /// | 21    | an object that was deleted because its file was removed hides nothing any more;  |
 /// |       | names below a link that is being removed go only while buckets have their files  |
-pub const FEATURE_LEVEL: u32 = 21;
+/// | 22    | removals of links that are recorded to give up what their buckets do not have;   |
+/// |       | many whiteouts of a directory that is gone go by and by                          |
+/// | 23    | what targets have shown of the log is remembered                                 |
+pub const FEATURE_LEVEL: u32 = 23;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -180,6 +184,7 @@ fn dispatch(
         Command::NewKey(key) => cluster::new_key(tx, key),
         Command::RegisterHost(host) => cluster::register_host(tx, host),
         Command::TargetBlank(target) => cluster::target_blank(tx, *target),
+        Command::NoteShown(note) => cluster::note_shown(tx, *note),
         Command::Reclaimed { target, through } => orphan::reclaimed(tx, *target, *through),
         Command::Trimmed { inode, write_epoch } => commit::trimmed(tx, *inode, *write_epoch),
         Command::Create(create) => create::create(tx, create, 0),
@@ -198,6 +203,7 @@ fn dispatch(
         Command::SetDefaults(set) => layout::set_defaults(tx, set),
         Command::AddLink(link) => link::add(tx, link),
         Command::BeginLinkRemoval(link) => link::begin_removal(tx, *link),
+        Command::BeginLinkDiscard(link) => link::begin_discard(tx, *link),
         Command::ForgetEntries(forget) => link::forget_entries(tx, forget, false),
         Command::ForgetSaved(forget) => link::forget_saved(tx, forget),
         Command::RemoveLink(link) => link::remove(tx, *link),
@@ -247,6 +253,7 @@ fn dispatch(
         Command::ObjectDeleted(deleted) => deletion::object_deleted(tx, deleted),
         Command::NoteLeftOut(note) => import::note_left_out(tx, note),
         Command::SetRefreshInterval(set) => link::set_refresh_interval(tx, *set),
+        Command::SweepWhiteouts => sweep::sweep(tx),
     }
 }
 

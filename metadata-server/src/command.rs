@@ -54,7 +54,7 @@ pub use layout::SetDefaults;
 pub use loss::Loss;
 pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
-pub use trust::ReclaimOrphans;
+pub use trust::{NoteShown, ReclaimOrphans};
 
 /// One record of the log: a command, when it was given, and for which operation of which session.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -269,6 +269,12 @@ pub enum Command {
     ObjectDeleted(Box<ForgetDeletion>),
     /// As [`Self::ForgetEntries`], and refused where one of the files is not its object's any more.
     ForgetSaved(ForgetEntries),
+    /// As [`Self::BeginLinkRemoval`], also when that has begun: what the bucket lacks is given up.
+    BeginLinkDiscard(LinkId),
+    /// Remembers what a target has shown of the log.
+    NoteShown(NoteShown),
+    /// Takes away whiteouts that nobody needs any more, at most [`BATCH_MAX`] records of them.
+    SweepWhiteouts,
 }
 
 /// Makes an empty file system.

@@ -10,15 +10,16 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], `removal`, [`parts`], [`spread`], [`state`], [`report`], [`requests`], `left_out`,
-//! `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`, [`jobs`].
+//! [`links`], `removal`, `sweep`, [`parts`], [`spread`], [`state`], [`report`], [`requests`],
+//! `left_out`, `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`,
+//! [`jobs`].
 
 use std::sync::Arc;
 
 use millrace_object_source::Buckets;
 use millrace_protocol::{
     admin::{
-        AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
+        AddLink, CancelJob, Job, LinkOptions, LinkStatus, Removal, RemoveLink, ResolveConflict,
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
@@ -63,6 +64,7 @@ pub mod report;
 pub mod requests;
 pub mod spread;
 pub mod state;
+mod sweep;
 #[cfg(test)]
 mod tests;
 pub mod uploads;
@@ -121,13 +123,15 @@ impl<E: Environment> Hydration<E> {
     }
 
     /// Settles exports that were interrupted, then runs jobs, follows reported changes, lists links
-    /// again that say so, goes on with removals of links and fetches ahead of readers until `stop`.
+    /// again that say so, goes on with removals of links, takes away what hides nothing any more and
+    /// fetches ahead of readers until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         tokio::join!(
             self.jobs.run(stop.clone()),
             self.changed.run(stop.clone()),
             self.refresher.run(stop.clone()),
             self.remover.run(stop.clone()),
+            sweep::run(&*self.environment, stop.clone()),
             self.ahead.run(stop)
         );
     }
@@ -345,6 +349,14 @@ impl<E: Environment> Hydration<E> {
             tracing::warn!(%failure, "what a removed link exports by itself cannot be read again");
         }
         removed
+    }
+
+    /// Links whose removal has begun and not ended.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_removals(&self) -> Result<Vec<Removal>, Failure> {
+        self.remover.list().await
     }
 
     /// The state of a file or tree, whose path begins at `top`: see [`report::show`].

@@ -197,7 +197,8 @@ impl Reconciliation {
         self.show().await
     }
 
-    /// An operator trusts the namespace: the next check frees what no file has.
+    /// An operator trusts the namespace: the next check frees what no file has. Targets that are
+    /// older copies of themselves are served as they are.
     ///
     /// # Errors
     /// When the log's disk is full or fails.

@@ -72,6 +72,7 @@ impl Addresses {
 /// What the cluster was told last, and whether this host has moved since.
 #[derive(Debug, Default)]
 pub(crate) struct Announced {
+    /// None when it is not known what the cluster believes.
     addresses: Vec<SocketAddr>,
     /// Where others reach it instead, and since when.
     elsewhere: Option<(Vec<SocketAddr>, Instant)>,
@@ -83,9 +84,14 @@ impl Announced {
         *self = Self { addresses, elsewhere: None };
     }
 
-    /// That this host has moved could not be told: it is tried again after as long a while.
-    pub(crate) fn put_off(&mut self) {
+    /// That this host has moved could not be told: it is tried again after as long a while. When it
+    /// `is_unknown` whether the cluster has heard of that, this host announces wherever it is then,
+    /// also where it was before: otherwise it may be looked for at a place that it has left.
+    pub(crate) fn put_off(&mut self, is_unknown: bool) {
         self.elsewhere = None;
+        if is_unknown {
+            self.addresses.clear();
+        }
     }
 
     /// Tells at `now`, when others reach this host at `reached`, whether it has moved: to one other
@@ -274,7 +280,7 @@ mod tests {
         assert!(!announced.has_moved(there.clone(), at(10)), "not for long enough");
         assert!(announced.has_moved(there.clone(), at(11)));
         assert!(announced.has_moved(there.clone(), at(12)), "until it is registered there");
-        announced.put_off();
+        announced.put_off(false);
         assert!(!announced.has_moved(there.clone(), at(13)));
         assert!(!announced.has_moved(there.clone(), at(22)), "the server has a rest");
         assert!(announced.has_moved(there.clone(), at(23)));
@@ -285,6 +291,24 @@ mod tests {
             assert!(!announced.has_moved(here.clone(), at(41)));
             assert!(!announced.has_moved(other, at(50)));
             assert!(!announced.has_moved(here.clone(), at(51)));
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_back_is_told_of_again_where_its_move_may_have_been_heard_of() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let [here, there] = ["10.1.0.7:1", "10.1.0.8:1"].map(|address| Some(addresses(&[address])));
+        for is_unknown in [true, false] {
+            let mut announced = Announced::default();
+            announced.handle_registered(addresses(&["10.1.0.7:1"]));
+            assert!(!announced.has_moved(there.clone(), at(1)));
+            assert!(announced.has_moved(there.clone(), at(11)));
+            announced.put_off(is_unknown);
+            assert!(!announced.has_moved(here.clone(), at(12)));
+            assert_eq!(announced.has_moved(here.clone(), at(22)), is_unknown);
+            announced.handle_registered(addresses(&["10.1.0.7:1"]));
+            assert!(!announced.has_moved(here.clone(), at(40)), "the cluster knows it now");
         }
     }
 

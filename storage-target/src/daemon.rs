@@ -44,8 +44,8 @@ mod upkeep;
 pub(crate) use export::{Exporter, Remote};
 pub(crate) use stores::Stores;
 
-/// When to ask again for a target whose disk is not open.
-const UNOPENED_PAUSE: Duration = Duration::from_secs(1);
+/// When to ask again for a target whose disk is not open, or that serves nobody now.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Everything that requests need.
 #[derive(Debug)]
@@ -108,8 +108,11 @@ impl Daemon {
         }
     }
 
-    /// Serves a target, too, whose disk came later than the others.
+    /// Serves a target, too, whose disk came later than the others, as soon as the metadata server
+    /// has taken it for what it was.
     pub(crate) fn add(&self, store: Store) {
+        let words = format!("target {} has yet to show that it is no older copy", store.id());
+        drop(store.hold_back(Some(words)));
         self.bodies.add(store.id());
         self.stores.add(store);
     }
@@ -117,16 +120,28 @@ impl Daemon {
     /// The store of a target.
     ///
     /// # Errors
+    /// Those of [`Self::open_store`]; [`ErrorKind::Busy`] while the target serves nobody.
+    fn store(&self, target: TargetId) -> Result<&Store, Failure> {
+        let store = self.open_store(target)?;
+        match store.held_back() {
+            None => Ok(store),
+            Some(why) => Err(Failure::new(ErrorKind::Busy, why).retry_after(PAUSE)),
+        }
+    }
+
+    /// The same, also of a target that serves nobody.
+    ///
+    /// # Errors
     /// [`ErrorKind::StaleGroup`]: who asks here for a target of another host has an old map.
     /// [`ErrorKind::Busy`] while the disk of one of this host is not open.
-    fn store(&self, target: TargetId) -> Result<&Store, Failure> {
+    fn open_store(&self, target: TargetId) -> Result<&Store, Failure> {
         self.stores.get(&target).ok_or_else(|| {
             let map = self.cluster.map();
             let host = |target| map.host_of(target).map(|host| host.id);
             let here = self.stores.values().find_map(|store| host(store.id()));
             if here.is_some() && host(target) == here {
                 let words = format!("the disk of target {target} is not open yet");
-                return Failure::new(ErrorKind::Busy, words).retry_after(UNOPENED_PAUSE);
+                return Failure::new(ErrorKind::Busy, words).retry_after(PAUSE);
             }
             let words = format!("target {target} is not served by this host");
             Failure::new(ErrorKind::StaleGroup, words)

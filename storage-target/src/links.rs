@@ -23,7 +23,8 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct Inner {
     buckets: Buckets,
-    specs: RwLock<BTreeMap<LinkId, cluster::Bucket>>,
+    /// Read once, and not at each fetch.
+    specs: RwLock<BTreeMap<LinkId, Result<LinkSpec, Failure>>>,
     version: watch::Sender<u64>,
     wanted: Notify,
 }
@@ -46,7 +47,7 @@ impl Links {
 
     /// Takes what the metadata server answered.
     pub(crate) fn replace(&self, links: cluster::Links) {
-        let specs = links.links.into_iter().map(|link| (link.id, link.bucket)).collect();
+        let specs = links.links.iter().map(|link| (link.id, spec(&link.bucket))).collect();
         *self.inner.specs.write().unwrap_or_else(PoisonError::into_inner) = specs;
         self.inner.version.send_replace(links.version);
     }
@@ -66,7 +67,7 @@ impl Links {
         let wait = async {
             loop {
                 if let Some(bucket) = self.known(link) {
-                    return self.open(&bucket);
+                    return bucket;
                 }
                 self.inner.wanted.notify_one();
                 if news.changed().await.is_err() {
@@ -87,9 +88,12 @@ impl Links {
         Ok(self.inner.buckets.bucket(&spec)?)
     }
 
-    fn known(&self, link: LinkId) -> Option<cluster::Bucket> {
+    fn known(&self, link: LinkId) -> Option<Result<Arc<Bucket>, Failure>> {
         let specs = self.inner.specs.read().unwrap_or_else(PoisonError::into_inner);
-        specs.get(&link).cloned()
+        match specs.get(&link)? {
+            Ok(spec) => Some(self.inner.buckets.bucket(spec).map_err(Failure::from)),
+            Err(failure) => Some(Err(failure.clone())),
+        }
     }
 }
 

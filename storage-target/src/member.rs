@@ -46,8 +46,8 @@ const MOVE: Duration = Duration::from_secs(1);
 /// How long a heartbeat is put off because names are looked up.
 const LOOKUP: Duration = Duration::from_secs(1);
 
-/// How long a restarted server's targets are registered later because some are slow to show what
-/// they have seen of its log.
+/// How long targets are served, or registered with a restarted server, later because some are slow
+/// to show what they have seen of its log.
 const COMPARISON: Duration = Duration::from_secs(1);
 
 /// Reclaim entries asked for at once.
@@ -91,26 +91,27 @@ impl Member {
                         );
                     }
                     failing = false;
+                    let is_new = incarnation.is_none();
                     let restarted = incarnation.is_some_and(|known| known != news.incarnation);
                     // A restarted server is told everything again at once.
                     incarnation = (!restarted).then_some(news.incarnation);
                     announced = open;
                     self.daemon.cluster.handle_heartbeat(&news, sent, Instant::now());
-                    self.learn(&news).await;
-                    if news.reclaim_waiting {
-                        let targets = self.daemon.stores.values().map(Store::id);
-                        reclaims.begin(targets, Instant::now(), |target| {
-                            reclaim(Arc::clone(&self.daemon), self.metadata.clone(), target)
-                        });
-                    }
                     comparisons.add(self.daemon.stores.values().map(Store::id));
                     comparisons.begin(news.incarnation, Instant::now(), |target| {
                         compare_log(Arc::clone(&self.daemon), self.metadata.clone(), target)
                     });
-                    if restarted {
-                        // What targets have seen of its log says more than what they hold, of which
-                        // they tell when they register: it goes first.
+                    if is_new || restarted {
+                        // Without map and keys nobody is served: from an older copy of a target
+                        // nothing shall be. And what targets have seen of a server's log says more
+                        // than what they hold, of which they tell when they register.
                         comparisons.settle(COMPARISON).await;
+                    }
+                    self.learn(&news).await;
+                    if news.reclaim_waiting {
+                        self.reclaim(&mut reclaims);
+                    }
+                    if restarted {
                         continue;
                     }
                 }
@@ -127,6 +128,14 @@ impl Member {
             }
             self.pause(failing).await;
         }
+    }
+
+    /// Begins to free what is to be freed on the targets that are served.
+    fn reclaim(&self, reclaims: &mut Reclaims) {
+        let served = self.daemon.stores.values().filter(|store| store.held_back().is_none());
+        reclaims.begin(served.map(Store::id), Instant::now(), |target| {
+            reclaim(Arc::clone(&self.daemon), self.metadata.clone(), target)
+        });
     }
 
     async fn pause(&self, failing: bool) {
@@ -167,7 +176,12 @@ impl Member {
             }
             Err(failure) => {
                 tracing::debug!(%failure, "where this host is reached now is told later");
-                self.announced.put_off();
+                // Without an answer the server may have registered it all the same.
+                let is_unknown = failure.kind.is_transient();
+                if is_unknown {
+                    comparisons.forget();
+                }
+                self.announced.put_off(is_unknown);
                 Ok(news)
             }
         }
@@ -265,16 +279,24 @@ impl Member {
 }
 
 /// Shows the server what a target has seen of its log; returns which run of the server it was. Only
-/// after it has looked at that does the target remember something newer.
+/// after it has looked at that does the target remember something newer. Of a run that is new to it
+/// the target shows that at once: from then on the server knows an older copy of it.
 async fn compare_log(
     daemon: Arc<Daemon>,
     metadata: Peer,
     target: TargetId,
 ) -> Result<u64, Failure> {
-    let request = CompareLog { targets: vec![daemon.log_witness(target).await?] };
-    let point = metadata.call(&request, CallOptions::control(PATIENCE)).await?;
-    daemon.note_log(target, point).await?;
-    Ok(point.incarnation)
+    loop {
+        let witness = daemon.log_witness(target).await?;
+        let request = CompareLog { targets: vec![witness] };
+        let compared = metadata.call(&request, CallOptions::control(PATIENCE)).await;
+        daemon.handle_compared(target, compared.as_ref().err());
+        let point = compared?;
+        daemon.note_log(target, point).await?;
+        if witness.seen.is_some_and(|seen| seen.incarnation == point.incarnation) {
+            return Ok(point.incarnation);
+        }
+    }
 }
 
 /// The addresses of servers, as far as their names can be looked up now.

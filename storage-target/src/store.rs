@@ -4,8 +4,9 @@
 //! serves peers goes through a [`Store`], never to the volume alone.
 
 use std::{
+    mem,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use bytes::Bytes;
@@ -52,6 +53,8 @@ pub(crate) struct Store {
     hydrator: Hydrator,
     releaser: Releaser,
     exported: Arc<Mutex<Exported>>,
+    /// Why it serves nobody.
+    held_back: Arc<RwLock<Option<String>>>,
 }
 
 /// Bytes that were read.
@@ -117,7 +120,8 @@ impl Reader {
 
 impl Store {
     pub(crate) fn new(volume: Arc<Volume>, hydrator: Hydrator, releaser: Releaser) -> Self {
-        Self { volume, hydrator, releaser, exported: Arc::default() }
+        let (exported, held_back) = (Arc::default(), Arc::default());
+        Self { volume, hydrator, releaser, exported, held_back }
     }
 
     pub(crate) fn id(&self) -> TargetId {
@@ -134,6 +138,18 @@ impl Store {
 
     pub(crate) fn releaser(&self) -> &Releaser {
         &self.releaser
+    }
+
+    /// Why the target serves nobody, if so.
+    pub(crate) fn held_back(&self) -> Option<String> {
+        self.held_back.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has the target serve nobody from now on, for a reason, or everybody again; returns what was
+    /// so before.
+    pub(crate) fn hold_back(&self, why: Option<String>) -> Option<String> {
+        let mut held_back = self.held_back.write().unwrap_or_else(PoisonError::into_inner);
+        mem::replace(&mut *held_back, why)
     }
 
     /// What lies on the target from a place on, at most `limit` chunks.

@@ -15,7 +15,8 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{PATIENCE, Said, run, wait_for},
+    daemon::Daemon,
+    program::{PATIENCE, Said, binaries, run, wait_for},
 };
 use rustix::{
     fs::{FallocateFlags, FlockOperation, fallocate, flock},
@@ -160,6 +161,27 @@ fn a_mount_that_is_in_use_ends_at_the_second_signal_and_stores_what_it_holds() -
     drop(file);
     cluster.up()?;
     assert_eq!(fs::read(&path)?, b"before, after");
+    Ok(())
+}
+
+#[test]
+fn a_mount_that_waits_for_the_silent_daemon_of_the_one_below_it_ends_at_the_first_signal()
+-> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let paused = cluster.daemon("mount-0")?.pause()?;
+    let settings = cluster.dir().join("mount-0/mount.toml");
+    let mut above = Command::new(binaries().join("millrace-fuse"));
+    above.arg("--config").arg(settings).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut above = above.spawn()?;
+    let daemon = Daemon { name: "above".to_owned(), pid: above.id() };
+    wait_for("a mount that waits in the kernel", || {
+        let wchan = fs::read_to_string(format!("/proc/{}/wchan", daemon.pid)).ok()?;
+        wchan.contains("request_wait").then_some(())
+    })?;
+    daemon.signal(Signal::TERM)?;
+    wait_for("the end of its daemon", || (!daemon.is_alive()).then_some(()))?;
+    above.wait()?;
+    drop(paused);
     Ok(())
 }
 

@@ -1,7 +1,9 @@
-//! Space comes back, also what nobody remembers; and what a target lacks is told by its path.
+//! Space comes back, also what nobody remembers; what a target lacks is told by its path; and an
+//! older copy of a target is known, and served by nobody until an operator takes it as it is.
 
 use std::{
     fs, io,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -63,6 +65,20 @@ fn restore(older: &Path, data: &Path) -> Result<()> {
     copy(older, data)
 }
 
+/// Puts an older copy of the target's disk back, and waits until the cluster knows it.
+fn put_back(cluster: &Cluster, older: &Path) -> Result<()> {
+    restore(older, &data(cluster, "target-0"))?;
+    // It ends with 1 if the target has shown by then what it saw of the log.
+    drop(cluster.up_once());
+    wait_for("a target that is known to be older", || {
+        let status = cluster.cli(&["status"]).ok()?.stdout;
+        (status.starts_with("degraded") && status.contains(OLDER)).then_some(())
+    })
+}
+
+/// What is said of such a target.
+const OLDER: &str = "is an older copy of itself";
+
 #[test]
 fn orphans_of_an_older_metadata_directory_are_only_reported_until_an_operator_trusts_it()
 -> Result<()> {
@@ -119,16 +135,48 @@ fn what_a_target_lost_is_reported_with_the_paths_of_the_files_that_need_it() -> 
     cluster.up()?;
     fs::write(mount.join("run7/model.pt"), vec![3; 10_000_000])?;
     fs::write(mount.join("empty"), "")?;
+    // The target has shown by then what it saw of this run's log.
+    check(&cluster, &[])?;
     cluster.cli(&["dev", "down"])?.ok()?;
     // The target comes back as it was before the file.
-    restore(&older, &disk)?;
-    cluster.up()?;
+    put_back(&cluster, &older)?;
+    cluster.cli(&["fsck", "trust"])?.ok()?;
     let report = check(&cluster, &[])?;
     assert_eq!(report["missing"]["contents"], 1, "{report}");
     assert_eq!(report["missing"]["size_bytes"], 10_000_000, "{report}");
     assert_eq!(report["findings"][0]["path"], "/run7/model.pt", "{report}");
     let status = cluster.cli(&["status"])?;
     assert!(status.stdout.contains("/run7/model.pt"), "{}", status.stdout);
+    Ok(())
+}
+
+#[test]
+fn an_older_copy_of_a_target_is_not_served_and_the_right_disk_is_again() -> Result<()> {
+    let cluster = cluster()?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, vec![1; 3_000_000])?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    let (disk, scratch) = (data(&cluster, "target-0"), cluster.scratch()?);
+    let (older, right) = (scratch.join("older"), scratch.join("right"));
+    copy(&disk, &older)?;
+    cluster.up()?;
+    // In place: only the target knows that it has other bytes now.
+    let file = fs::File::options().write(true).open(&path)?;
+    file.write_all_at(&vec![2; 3_000_000], 0)?;
+    file.sync_all()?;
+    drop(file);
+    // The target has shown by then what it saw of this run's log.
+    check(&cluster, &[])?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    copy(&disk, &right)?;
+    put_back(&cluster, &older)?;
+    wait_for("the daemon's word", || {
+        cluster.cli(&["target", "list"]).ok()?.stdout.contains(OLDER).then_some(())
+    })?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    restore(&right, &disk)?;
+    cluster.up()?;
+    assert_eq!(fs::read(&path)?, vec![2; 3_000_000]);
     Ok(())
 }
 
@@ -219,10 +267,11 @@ fn a_check_in_which_each_daemon_is_killed_is_made_again_and_harms_no_file() -> R
     let before = used(&cluster)?;
     fs::remove_file(mount.join("removed"))?;
     wait_for("the space", || (used(&cluster).ok()? + 12_000_000 <= before).then_some(()))?;
+    check(&cluster, &[])?;
     cluster.cli(&["dev", "down"])?.ok()?;
     // The target comes back with what it has freed: nobody remembers that.
-    restore(&older, &disk)?;
-    cluster.up()?;
+    put_back(&cluster, &older)?;
+    cluster.cli(&["fsck", "trust"])?.ok()?;
     for daemon in ["metadata", "target-0"] {
         wait_for("a second look", || {
             drop(cluster.cli(&["fsck", "start"]));

@@ -69,6 +69,25 @@ fn mounts_end_before_the_servers_of_their_host() {
 }
 
 #[test]
+fn mounts_do_not_hold_up_the_start_of_their_host_for_ever() {
+    let sections = |unit: &str| {
+        parse_unit(&read(&format!("config/systemd/{unit}"))).expect("sections of a unit")
+    };
+    let seconds = |section: &BTreeMap<String, String>, key: &str| -> u32 {
+        section[key].parse().expect("a number of seconds")
+    };
+    let mount = sections("millrace-fuse@.service");
+    let given_up = seconds(&mount["Unit"], "JobTimeoutSec");
+    // But whoever only takes long gets what the other limits allow.
+    assert!(given_up > seconds(&mount["Service"], "TimeoutStopSec"));
+    let start = seconds(&mount["Service"], "TimeoutStartSec");
+    for server in ["millrace-metadata.service", "millrace-target.service"] {
+        let before = seconds(&sections(server)["Service"], "TimeoutStartSec");
+        assert!(given_up > before + start, "{server} takes {before} s");
+    }
+}
+
+#[test]
 fn logs_of_mounts_are_turned_over_where_they_are_written() {
     let rule = read("config/logrotate/millrace");
     assert!(rule.contains("/var/log/millrace/*.log {"), "{rule}");

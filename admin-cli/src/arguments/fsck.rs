@@ -73,6 +73,9 @@ const TRUST_HELP: &str = "\
 Look at `millrace fsck show` first: what it calls orphans would be freed by the next check. After an
 older copy of the metadata directory was put back, these are the files made since that copy.
 
+Targets that `millrace status` calls older copies of themselves are taken as they are: what was
+overwritten since the copy was made is then there as it was.
+
 Examples, each looked at before the next:
   millrace fsck start --report-only --wait
   millrace fsck show

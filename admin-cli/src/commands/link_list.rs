@@ -5,7 +5,7 @@ use millrace_protocol::{
     requests::{ListRequests, RequestsReply},
 };
 
-use super::{auto_export, fetch_policy, link_requests, propagation, refresh_interval};
+use super::{auto_export, fetch_policy, link_requests, propagation, refresh_interval, removal};
 use crate::{
     arguments::LinkListArguments,
     context::Context,
@@ -28,10 +28,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let requests = connection.request(&ListRequests {}).await.ok();
     let deletes = propagation::list(&connection).await?;
     let refreshes = refresh_interval::list(&connection).await?;
+    let removals = removal::list(&connection).await?;
     let report = |link| {
         let report = LinkReport::from(link).with_options(&options).with_deletes(&deletes);
         let report = report.with_auto_export(&exports).with_fetches(&fetches);
-        let report = report.with_refreshes(&refreshes);
+        let report = report.with_refreshes(&refreshes).with_removals(&removals);
         match &requests {
             Some(reply) => report.with_requests(reply),
             None => report,
@@ -64,7 +65,7 @@ fn words_of(reports: &[LinkReport], requests: Option<&RequestsReply>) -> String 
         links.add_row([
             link.path.as_str(),
             link.url.as_str(),
-            link.mode,
+            removal::mode_column(link).as_str(),
             refresh_interval::column(link).as_str(),
             auto_export::column(link).as_str(),
             propagation::column(link).as_str(),
@@ -93,4 +94,34 @@ fn words_of(reports: &[LinkReport], requests: Option<&RequestsReply>) -> String 
         }
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::{
+        admin::{LinkStatus, Removal},
+        cluster::{Bucket, LinkMode},
+    };
+    use millrace_types::LinkId;
+
+    use super::*;
+
+    #[test]
+    fn the_table_says_of_a_link_that_it_is_being_removed() {
+        let url = "s3://b/p".to_owned();
+        let bucket = Bucket { url, endpoint: None, region: None, credentials: None };
+        let (link, mode) = (LinkId(1), LinkMode::Import);
+        let status = LinkStatus { id: link, path: b"/p".to_vec(), bucket, mode };
+        let line = |removals: &[Removal]| {
+            let report = LinkReport::from(&status).with_removals(removals);
+            words_of(&[report], None).lines().nth(1).unwrap().to_owned()
+        };
+        assert!(!line(&[]).contains("removed"), "{}", line(&[]));
+        for (discard, words) in
+            [(false, "import, being removed "), (true, "import, being removed with --discard ")]
+        {
+            let line = line(&[Removal { link, discard }]);
+            assert!(line.starts_with("/p") && line.contains(words), "{line}");
+        }
+    }
 }

@@ -3,7 +3,9 @@
 use anyhow::Context as _;
 use millrace_protocol::admin::{LinkStatus, ListLinks, SetLinkOptions};
 
-use super::{auto_export, fetch_policy, link_add::misplaced, propagation, refresh_interval};
+use super::{
+    auto_export, fetch_policy, link_add::misplaced, propagation, refresh_interval, removal,
+};
 use crate::{
     arguments::{AttributesName, LinkOptionArguments, LinkSetArguments},
     context::{Context, at},
@@ -37,8 +39,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyho
     let fetches = fetch_policy::list(&connection).await?;
     let deletes = propagation::list(&connection).await?;
     let refreshes = refresh_interval::list(&connection).await?;
+    let removals = removal::list(&connection).await?;
     let report = LinkReport::from(link).with_options(&set).with_deletes(&deletes);
-    let report = report.with_refreshes(&refreshes);
+    let report = report.with_refreshes(&refreshes).with_removals(&removals);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)

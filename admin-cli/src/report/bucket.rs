@@ -1,6 +1,7 @@
 //! What `link check` and `conflicts list` print.
 
 use millrace_protocol::{
+    admin::Removal,
     ahead::{FetchPolicy, LinkFetches},
     bucket::{AutoExport, CheckLinkReply, Conflict, DeletePropagation},
     left_out::{LeftOutKey, LeftOutReply},
@@ -99,6 +100,19 @@ impl From<&RefreshInterval> for RefreshReport {
             failed: told.failed,
             failure: told.failure.clone(),
         }
+    }
+}
+
+/// How a link is being removed.
+#[derive(Serialize, Debug)]
+pub(crate) struct RemovalReport {
+    /// Whether what its bucket does not have is given up.
+    pub(crate) discard: bool,
+}
+
+impl From<&Removal> for RemovalReport {
+    fn from(told: &Removal) -> Self {
+        Self { discard: told.discard }
     }
 }
 

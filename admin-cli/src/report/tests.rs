@@ -194,7 +194,12 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
         "every_seconds": 600, "running": true, "ended": null, "directories": 8, "failed": 1,
         "failure": "away",
     });
-    assert_eq!(as_json(&report.with_refreshes(&[refresh])), expected);
+    let report = report.with_refreshes(&[refresh]);
+    assert_eq!(as_json(&report), expected);
+    let removals = [(2, false), (1, true)];
+    let removals = removals.map(|(id, discard)| Removal { link: LinkId(id), discard });
+    expected["removal"] = json!({"discard": true});
+    assert_eq!(as_json(&report.with_removals(&removals)), expected);
     let origin = Some(("s3://bucket/train/a".into(), "t".into()));
     let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
     assert_eq!(

@@ -46,12 +46,8 @@ impl FileSystem {
         drop(sizing);
         let zeroed = self.zero(file, session, offset..end.min(stored_end), let_go).await;
         if zeroed.is_err() {
-            // What is zeros all the same the kernel does not hear of. Who was killed waits for no
-            // pages that others read.
-            match let_go.is_cancelled() {
-                true => self.drop_unstored(file),
-                false => self.drop_unheard(file).await,
-            }
+            // What is zeros all the same the kernel does not hear of.
+            self.drop_unheard(file, let_go).await;
         }
         zeroed
     }

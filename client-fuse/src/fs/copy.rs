@@ -58,7 +58,7 @@ impl FileSystem {
         // Of what it is told, the kernel drops its pages itself. It is not told of what was stored
         // behind a failure, nor of anything when the program was killed.
         if told(&copied) < at_targets.tried || !self.orphans.is_empty(file.inode) {
-            self.drop_unheard(file).await;
+            self.drop_unheard(file, let_go).await;
         }
         copied
     }

@@ -60,6 +60,10 @@ impl Files {
             OpenMode::Read => state.read_opens += 1,
             OpenMode::Write => {
                 state.write_opens += 1;
+                // Nobody but this open has changed it since.
+                if state.pages_count.next() == shown {
+                    state.pages_count = shown;
+                }
                 // The open itself is a change.
                 state.durable.handle_own_change(whole, shown);
             }

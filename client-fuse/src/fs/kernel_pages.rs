@@ -7,10 +7,12 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use millrace_types::{ChangeCount, InodeId};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
 
 use crate::fs::{FileSystem, file::File};
 
@@ -21,15 +23,17 @@ type Drops = Arc<dyn Fn(InodeId) + Send + Sync>;
 pub(crate) struct KernelPages {
     drops: OnceLock<Drops>,
     rooms: Semaphore,
-    /// Of which files pages are being dropped for bytes that were given up, and whether more were
-    /// since that began.
+    /// Of which files pages are being dropped for bytes that were given up, or have changed unheard
+    /// of, and whether more were since that began.
     unstored: Mutex<HashMap<InodeId, bool>>,
+    /// Of one of them they are dropped.
+    dropped: Notify,
 }
 
 impl Default for KernelPages {
     fn default() -> Self {
         let (drops, rooms) = (OnceLock::new(), Semaphore::new(AT_ONCE));
-        Self { drops, rooms, unstored: Mutex::default() }
+        Self { drops, rooms, unstored: Mutex::default(), dropped: Notify::new() }
     }
 }
 
@@ -68,8 +72,22 @@ impl KernelPages {
         let again = unstored.get_mut(&inode).is_some_and(std::mem::take);
         if !again {
             unstored.remove(&inode);
+            self.dropped.notify_waiters();
         }
         again
+    }
+
+    /// Waits until whoever had to drop pages of the inode is done. May be dropped while it waits.
+    async fn all_dropped(&self, inode: InodeId) {
+        loop {
+            let dropped = self.dropped.notified();
+            tokio::pin!(dropped);
+            dropped.as_mut().enable();
+            if !self.unstored().contains_key(&inode) {
+                return;
+            }
+            dropped.await;
+        }
     }
 
     fn unstored(&self) -> MutexGuard<'_, HashMap<InodeId, bool>> {
@@ -96,11 +114,15 @@ impl FileSystem {
     }
 
     /// Has the kernel drop its pages of a file of which bytes have changed without its hearing of
-    /// it; no open keeps them.
-    pub(super) async fn drop_unheard(&self, file: &File) {
-        self.kept.forget(file.inode);
-        file.state().pages_count = ChangeCount(0);
-        self.pages.drop_all(file.inode).await;
+    /// it; no open keeps them. Waits for that [`UNHEARD_MAX`] at most, and only until the program
+    /// was `let_go`; it goes on.
+    pub(super) async fn drop_unheard(&self, file: &File, let_go: &CancellationToken) {
+        self.drop_unstored(file);
+        tokio::select! {
+            () = self.pages.all_dropped(file.inode) => {}
+            () = let_go.cancelled() => {}
+            () = tokio::time::sleep(UNHEARD_MAX) => {}
+        }
     }
 }
 
@@ -113,6 +135,10 @@ impl fmt::Debug for KernelPages {
 /// Threads that may wait in the kernel at a time. With all of them behind reads of a slow bucket
 /// the next lock waits, and can be given up.
 const AT_ONCE: usize = 64;
+
+/// How long a call that has failed waits for pages: longer than reads take of a target that
+/// answers. For those of others that wait for a dead one, or for a bucket, it has no reason to.
+const UNHEARD_MAX: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -128,5 +154,20 @@ mod tests {
         assert!(pages.goes_on_dropping(file));
         assert!(!pages.goes_on_dropping(file));
         assert!(pages.begin_dropping(file));
+    }
+
+    #[tokio::test]
+    async fn who_waits_until_pages_are_dropped_waits_for_what_is_given_up_meanwhile_too() {
+        let pages = KernelPages::default();
+        let (file, other) = (InodeId(7), InodeId(8));
+        pages.all_dropped(file).await;
+        assert!(pages.begin_dropping(file) && pages.begin_dropping(other));
+        let waiting = pages.all_dropped(file);
+        tokio::pin!(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert!(!pages.begin_dropping(file) && pages.goes_on_dropping(file));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert!(!pages.goes_on_dropping(file));
+        waiting.await;
     }
 }

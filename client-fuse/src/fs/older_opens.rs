@@ -38,10 +38,11 @@ impl Paged {
         }
     }
 
-    /// The server has shown the file at `now`, under a lease or not, as its pages are or not.
-    fn handle_look(&mut self, now: Instant, is_covered: bool, is_same: bool) {
+    /// The server has shown the file at `now`, under a lease or not, as its pages are or not; `most`
+    /// is the longest pause.
+    fn handle_look(&mut self, now: Instant, most: Duration, is_covered: bool, is_same: bool) {
         self.pause = match is_same && !is_covered {
-            true => (2 * self.pause).min(PAUSE_MAX),
+            true => (2 * self.pause).min(most),
             false => PERIOD,
         };
         let pause = if is_covered { Duration::ZERO } else { self.pause };
@@ -108,7 +109,10 @@ impl FileSystem {
             state.lease = None;
             match failure.kind {
                 ErrorKind::Stale => state.paged.handle_gone(),
-                _ => state.paged.handle_look(Instant::now(), false, true),
+                _ => {
+                    let most = state.pause_max();
+                    state.paged.handle_look(Instant::now(), most, false, true);
+                }
             }
         }
         file.inode
@@ -128,7 +132,8 @@ impl FileSystem {
             state.accept_under(reply, lease)?;
             let is_same = state.pages_count == state.attributes.change_count;
             let is_covered = self.is_covered(file.inode, &state);
-            state.paged.handle_look(Instant::now(), is_covered, is_same);
+            let most = state.pause_max();
+            state.paged.handle_look(Instant::now(), most, is_covered, is_same);
             is_same || state.shows_other_version() || !state.is_only_read()
         };
         if stay {
@@ -162,6 +167,12 @@ impl State {
         self.write_opens == 0
     }
 
+    /// How long a look that shows nothing new puts off the next one at most.
+    fn pause_max(&self) -> Duration {
+        let has_object = self.content.as_ref().is_some_and(|content| content.origin.is_some());
+        if has_object { OBJECT_PAUSE_MAX } else { PAUSE_MAX }
+    }
+
     /// Whether what was shown last is another version of the object than the bytes that are read.
     fn shows_other_version(&self) -> bool {
         let (Some(held), Some(shown)) = (&self.access, &self.content) else { return false };
@@ -176,12 +187,17 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// host has it open for writing, or leases in its directory are not worth their while.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
 
+/// The same of a file that has an object in a bucket: what changes there is another version, whose
+/// pages stay, and below links that look at their objects again no lease is ever granted.
+const OBJECT_PAUSE_MAX: Duration = Duration::from_secs(128);
+
 /// Files that one mount asks about in a [`PERIOD`]: 500 mounts with thousands of such files each
 /// take half of what a metadata server answers at most.
 const A_ROUND: usize = 20;
 
-/// Looks under way, each of which may wait for reads of its file.
-const LOOKS_MAX: usize = 64;
+/// Looks under way, each of which may wait for reads of its file, and take half of the threads that
+/// locks need as well.
+const LOOKS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
@@ -198,7 +214,7 @@ mod tests {
 
         let mut now = Instant::now() + PERIOD;
         let mut look = |is_covered, is_same| {
-            paged.handle_look(now, is_covered, is_same);
+            paged.handle_look(now, PAUSE_MAX, is_covered, is_same);
             let after = paged.due.expect("it is open") - now;
             now += after;
             after

@@ -70,7 +70,7 @@ pub use live::Cancellation;
 pub use notifier::Notifier;
 pub use reply::{Data, Done, Reply, XAttr};
 pub use session::{
-    Channel, Ended, HandOverError, Legacy, MountOptions, Mountpoint, Running, Session,
-    SessionError, SessionOptions, Terms, Wishes,
+    Channel, Ended, HandOverError, Legacy, MountOptions, Mountpoint, PreparedMountpoint, Running,
+    Session, SessionError, SessionOptions, Terms, Wishes,
 };
 pub use wire::Wire;

@@ -37,6 +37,7 @@ pub use mount::MountOptions;
 
 use mounted::Mounted;
 pub use mounted::Mountpoint;
+pub use mountpoint::PreparedMountpoint;
 pub use negotiate::{Terms, Wishes};
 use threads::Threads;
 
@@ -129,18 +130,29 @@ impl<F: FileSystem> Session<F> {
         mount: &MountOptions,
         options: &SessionOptions,
     ) -> Result<Self, SessionError> {
-        let named = || path.to_owned();
-        let mountpoint = mountpoint::prepare(path)
-            .map_err(|error| SessionError::Mountpoint { path: named(), error })?;
+        Self::mount_on(filesystem, PreparedMountpoint::new(path)?, mount, options)
+    }
+
+    /// The same on a directory that was looked at before: it waits for nobody else's server.
+    ///
+    /// # Errors
+    /// [`SessionError`]. Nothing stays mounted.
+    pub fn mount_on(
+        filesystem: F,
+        mountpoint: PreparedMountpoint,
+        mount: &MountOptions,
+        options: &SessionOptions,
+    ) -> Result<Self, SessionError> {
+        let PreparedMountpoint { path } = mountpoint;
         let mounted = if options.through_helper {
-            mount::mount_with_helper(&mountpoint, mount)
+            mount::mount_with_helper(&path, mount)
         } else {
-            mount::mount(&mountpoint, mount)
+            mount::mount(&path, mount)
         };
-        let mounted = mounted.map_err(|error| SessionError::Mount { path: named(), error })?;
+        let refused = |error| SessionError::Mount { path: path.clone(), error };
+        let mounted = mounted.map_err(refused)?;
         // From here on it is taken away when something fails.
-        let mount = Mounted::new(mountpoint)
-            .map_err(|error| SessionError::Mount { path: named(), error })?;
+        let mount = Mounted::new(path.clone()).map_err(refused)?;
         let polling = options.polling.unwrap_or(POLLING);
         let device = DeviceChannel::new(mounted, readers(options), polling);
         let (terms, ring) = handshake::initialise(&device, options)?;

@@ -246,6 +246,26 @@ pub struct RemoveLink {
     pub discard: bool,
 }
 
+/// Asks which links are being removed.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListRemovals {}
+
+/// The links whose removal has begun and not ended.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct RemovalsReply {
+    /// Ascending by link.
+    pub links: Vec<Removal>,
+}
+
+/// A link that is being removed.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removal {
+    /// The link.
+    pub link: LinkId,
+    /// Whether what its bucket does not have is given up.
+    pub discard: bool,
+}
+
 /// What a job does.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]

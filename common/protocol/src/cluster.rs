@@ -292,6 +292,8 @@ pub struct AcknowledgeReclaim {
 
 /// Shows what a daemon's targets have seen of the command log, after each registration and now and
 /// then. A log that was put back from an older copy, or lost its end, does not know what they saw.
+/// `Stale` says that a target shows less than it did: it was put back from an older copy itself,
+/// and must serve nobody.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct CompareLog {
     /// One for each target of the daemon.
@@ -303,7 +305,8 @@ pub struct CompareLog {
 pub struct LogWitness {
     /// The target.
     pub target: TargetId,
-    /// The newest point that it was told; `None` before the first.
+    /// The newest point that it was told, once that survives a loss of power; `None` before the
+    /// first.
     pub seen: Option<LogPoint>,
 }
 

@@ -361,6 +361,8 @@ requests! {
     SetRefreshInterval = 0x0669, refresh::SetRefreshInterval => refresh::RefreshIntervalsReply;
     /// The links that are listed again by themselves.
     ListRefreshIntervals = 0x066a, refresh::ListRefreshIntervals => refresh::RefreshIntervalsReply;
+    /// The links that are being removed.
+    ListRemovals = 0x066b, admin::ListRemovals => admin::RemovalsReply;
 
     /// Starts a job over the files in some states.
     StartByState = 0x0670, by_state::StartByState => admin::JobReply;

@@ -66,6 +66,7 @@ messages! {
     admin::LayoutReply,
     admin::LinkReply,
     admin::LinksReply,
+    admin::RemovalsReply,
     admin::JobReply,
     admin::JobsReply,
     admin::StateReply,

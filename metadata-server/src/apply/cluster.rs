@@ -4,10 +4,12 @@ use millrace_types::{ErrorKind, GroupEpoch, GroupId, InodeId, KeyId, PoolId, Tar
 
 use super::{ApplyError, FEATURE_LEVEL, Transaction};
 use crate::{
-    command::{NewKey, Outcome, RegisterHost},
+    command::{NewKey, NoteShown, Outcome, RegisterHost},
     store::{
         StoreError, keys,
-        records::{GroupRecord, HostRecord, KeyRecord, LostTarget, PoolRecord, TargetRecord},
+        records::{
+            GroupRecord, HostRecord, KeyRecord, LostTarget, PoolRecord, ShownRecord, TargetRecord,
+        },
     },
 };
 
@@ -87,6 +89,21 @@ pub(super) fn target_blank(
     Ok(Outcome::Done)
 }
 
+/// The feature level from which on it is remembered what targets have shown of the log.
+const SHOWN_LEVEL: u32 = 23;
+
+/// A target has shown this much of the log, or an operator takes it as it is.
+pub(super) fn note_shown(tx: &mut Transaction<'_>, note: NoteShown) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < SHOWN_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    if tx.read::<TargetRecord>(&keys::target(note.target))?.is_none() {
+        return Err(ErrorKind::NotFound.into());
+    }
+    tx.put(keys::shown(note.target), &ShownRecord { index: note.index });
+    Ok(Outcome::Done)
+}
+
 /// Appends the groups of new targets, interleaved, so that neighbours lie on different ones.
 fn join(tx: &mut Transaction<'_>, targets: &[TargetId]) -> Result<(), ApplyError> {
     if targets.is_empty() {
@@ -113,3 +130,50 @@ pub(crate) const GROUPS_PER_TARGET: u32 = 64;
 
 /// The newest key and the one before it verify.
 const KEYS_KEPT: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{ByteLen, HostId, LogIndex, Timestamp};
+
+    use super::*;
+    use crate::{
+        apply::apply,
+        command::{Command, Envelope, Format, Loss},
+        store::{MetaStore as _, View as _, memory::MemoryStore},
+    };
+
+    #[test]
+    fn from_the_twenty_third_level_on_it_is_remembered_what_targets_have_shown() {
+        let mut store = MemoryStore::default();
+        let mut index = LogIndex(0);
+        let mut give = |command| -> Result<bool, ErrorKind> {
+            index = index.next();
+            let envelope = Envelope { time: Timestamp(1), operation: None, command };
+            match apply(&store, index, &envelope) {
+                Ok(effect) => store.commit(&effect.batch).unwrap(),
+                Err(ApplyError::Refused(kind)) => return Err(kind),
+                Err(ApplyError::Store(error)) => panic!("{error}"),
+            }
+            Ok(store.get(&keys::shown(TARGET)).unwrap().is_some())
+        };
+        let note = |target| Command::NoteShown(NoteShown { target, index: LogIndex(2) });
+        let targets = [TARGET, TargetId([2; 8])].map(|target| (target, ByteLen(1 << 30)));
+        let host = RegisterHost {
+            host: HostId([1; 16]),
+            name: "store-1".to_owned(),
+            addresses: vec!["10.0.0.1:7441".to_owned()],
+            targets: targets.into(),
+        };
+        give(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+        give(Command::RegisterHost(host)).unwrap();
+        give(Command::SetFeatureLevel(22)).unwrap();
+        assert_eq!(give(note(TARGET)), Err(ErrorKind::NotSupported));
+        give(Command::SetFeatureLevel(23)).unwrap();
+        assert_eq!(give(note(TargetId([3; 8]))), Err(ErrorKind::NotFound));
+        assert_eq!(give(note(TARGET)), Ok(true));
+        let lost = Loss::Begin { target: TARGET, below: InodeId(9) };
+        assert_eq!(give(Command::Loss(lost)), Ok(false), "it goes with the target");
+    }
+
+    const TARGET: TargetId = TargetId([1; 8]);
+}

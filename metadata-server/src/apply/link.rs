@@ -6,6 +6,7 @@ use millrace_types::{ErrorKind, LinkId, Timestamp};
 use super::{
     ApplyError, Transaction, deletion,
     remove::{drop_name, forget_whiteouts, take_entry},
+    sweep,
 };
 use crate::{
     command::{
@@ -60,6 +61,20 @@ pub(super) fn begin_removal(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outc
     record.removing = true;
     tx.put(keys::link(id), &record);
     Ok(Outcome::Done)
+}
+
+/// The feature level from which on removals say that they give up what is only here.
+pub(crate) const DISCARD_LEVEL: u32 = 22;
+
+/// As [`begin_removal`], also where that was done before. What the bucket does not have is given
+/// up, whoever goes on with it.
+pub(super) fn begin_discard(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < DISCARD_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let begun = begin_removal(tx, id)?;
+    tx.put_bytes(keys::discard(id), Vec::new());
+    Ok(begun)
 }
 
 /// The feature level from which on names go only while their files are their objects'.
@@ -117,7 +132,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     if let Some(mut inode) = tree::find(tx, record.directory)? {
         inode.directory_mut()?.linked = None;
         inode.changed = tx.time;
-        forget_whiteouts(tx, inode.id)?;
+        sweep::forget_by_and_by(tx, inode.id)?;
         tx.put_inode(&inode);
     }
     tx.delete(keys::link(id));
@@ -125,6 +140,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     tx.delete(keys::fetch(id));
     deletion::forget_link(tx, id)?;
     tx.delete(keys::refresh_interval(id));
+    tx.delete(keys::discard(id));
     tx.change_file_system(|fs| fs.links_version += 1)?;
     Ok(Outcome::Done)
 }

@@ -54,6 +54,7 @@ fn begin(tx: &mut Transaction<'_>, target: TargetId, below: InodeId) -> Result<(
         tx.put(key, &pool);
     }
     tx.delete(keys::target(target));
+    tx.delete(keys::shown(target));
     let targets = tree::scan::<TargetRecord>(tx, &keys::targets(), usize::MAX)?;
     if !targets.iter().any(|(_, other)| other.host == known.host) {
         tx.delete(keys::host(known.host));

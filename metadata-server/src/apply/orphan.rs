@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, mem, ops::Bound};
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
-use super::{ApplyError, Transaction, export, pristine, remove, trust};
+use super::{ApplyError, Transaction, export, pristine, sweep, trust};
 use crate::{
     command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
@@ -58,7 +58,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: &Inode) -> Result<
             tx.delete(keys::nameable(inode.id));
             pristine::forget(tx, inode)?;
         }
-        Body::Directory(_) => remove::forget_whiteouts(tx, inode.id)?,
+        Body::Directory(_) => sweep::forget_by_and_by(tx, inode.id)?,
         Body::Symlink(_) | Body::Special => {}
     }
     if inode.xattr_bytes > 0 {

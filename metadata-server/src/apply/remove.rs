@@ -142,12 +142,14 @@ pub(super) fn hides(
     Ok(tx.get(&keys::whiteout(directory, name.as_bytes()))?.is_some())
 }
 
-/// Forgets which imported names of a directory were removed, and which keys were left out there.
+/// Forgets which imported names of a directory were removed, and which keys were left out there,
+/// all at once.
 pub(super) fn forget_whiteouts(
     tx: &mut Transaction<'_>,
     directory: InodeId,
 ) -> Result<(), ApplyError> {
     tx.delete(keys::left_out(directory));
+    tx.delete(keys::sweep(directory));
     tx.delete_all(&keys::whiteouts(directory))?;
     Ok(tx.delete_all(&keys::moved_files(directory))?)
 }

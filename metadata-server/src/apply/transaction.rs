@@ -7,6 +7,7 @@ use millrace_types::{ErrorKind, InodeId, LinkId, LogIndex, TargetId, Timestamp};
 
 use super::{ApplyError, encode, restore};
 use crate::{
+    command::BATCH_MAX,
     namespace::{Body, FileBody, Inode, tree},
     store::{
         Batch, Pair, StoreError, View, borrow, keys, prefix_end,
@@ -24,6 +25,8 @@ pub(super) struct Transaction<'a> {
     pub(super) time: Timestamp,
     /// What targets may free because of it: gets its places in their queues at the end.
     pub(super) reclaims: Vec<(TargetId, ReclaimRecord)>,
+    /// How many more records of whiteouts it may take along.
+    pub(super) sweeps_left: usize,
     /// Inodes whose content got another name.
     raised: Vec<InodeId>,
 }
@@ -31,7 +34,7 @@ pub(super) struct Transaction<'a> {
 impl<'a> Transaction<'a> {
     pub(super) fn new(view: &'a dyn View, index: LogIndex, time: Timestamp) -> Self {
         let (batch, reclaims, raised) = (Batch::default(), Vec::new(), Vec::new());
-        Self { view, batch, index, time, reclaims, raised }
+        Self { view, batch, index, time, reclaims, sweeps_left: BATCH_MAX, raised }
     }
 
     /// The changes, and the inodes whose content got another name.

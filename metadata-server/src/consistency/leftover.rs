@@ -163,7 +163,10 @@ fn of_inode(
         b'V' => file.is_some(),
         // Of a file that was removed meanwhile it is known until its end.
         b'E' => file.is_some() || inode.is_none(),
-        b'W' | b'f' => inode.as_ref().is_some_and(Inode::is_directory),
+        // Those of a directory that is gone go by and by.
+        b'W' | b'f' => {
+            inode.as_ref().is_some_and(Inode::is_directory) || view.get(&keys::sweep(id))?.is_some()
+        }
         b'b' => inode.as_ref().is_some_and(|inode| inode.parent.is_none()),
         b'p' => file.is_some_and(|file| file.inline.as_ref().is_some_and(Vec::is_empty)),
         _ => inode.is_some(),

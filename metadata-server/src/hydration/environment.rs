@@ -113,7 +113,8 @@ pub trait Environment: Send + Sync + 'static {
     /// which may be missing.
     fn reports(&self) -> &Path;
 
-    /// Bytes of the disk of that directory that reports leave free: the store is on it, too.
+    /// Bytes of the disk of that directory that stay free, whatever is put there: the store is on
+    /// it, too.
     fn reports_keep_free(&self) -> u64;
 
     /// A random number, for ids of exports and beginnings of layouts.

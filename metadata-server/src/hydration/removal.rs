@@ -2,9 +2,8 @@
 //!
 //! That a removal has begun is recorded with its link: nothing is imported or exported through it
 //! from then on. It may take long, and programs go on using what is still there. So it goes on by
-//! itself after a restart and after whatever stopped it, and of what is written meanwhile it gives
-//! up nothing unless its caller said so: what was said is not recorded, and who goes on by itself
-//! looks at each file.
+//! itself after a restart and after whatever stopped it. Of what is only here it gives up nothing
+//! unless somebody said so, which is recorded too: without that each file is looked at.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,28 +13,30 @@ use std::{
 };
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use millrace_protocol::{admin::RemoveLink, session::Caller};
-use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
+use millrace_protocol::{
+    admin::{Removal, RemoveLink},
+    session::Caller,
+};
+use millrace_types::{ErrorKind, Failure, InodeId, LinkId};
 use roaring::RoaringTreemap;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::looks::{Page, look, removals, standing, unended};
 use super::{
-    destination::{agrees, link_of, only_here},
+    destination::{agrees, only_here},
     environment::Environment,
     import::{Importer, broken},
-    links::{LINKS_MAX, link_at, link_id},
+    links::link_at,
     walk::{self, Unlisted, Walk, path_of},
 };
 use crate::{
-    apply::FORGET_SAVED_LEVEL,
-    command::{self, BATCH_MAX, Command, ForgetEntries},
+    command::{self, Command, ForgetEntries},
     namespace::{Inode, tree},
-    store::{
-        View, keys,
-        records::{self, FileSystem, JobRecord, LinkRecord},
-    },
+    store::{keys, records::JobRecord},
 };
+
+mod looks;
 
 /// How often it is looked which removals have begun and do not go on.
 const LOOK: Duration = Duration::from_secs(30);
@@ -46,9 +47,6 @@ const GOING_MAX: usize = 4;
 /// How long who asks for a removal that is under way waits for its end, before asking again: less
 /// than the tool waits for an answer.
 const JOINED_MAX: Duration = Duration::from_secs(60);
-
-/// Names that are removed one by one between two looks.
-const SINGLY_MAX: usize = 32;
 
 /// How often a removal looks again because names were made where it had just found none. Who goes
 /// on making them for ever keeps it until then, and it rests.
@@ -82,27 +80,6 @@ struct Begun<'a, E: Environment> {
     tell: watch::Sender<Ended>,
 }
 
-/// The first names of a directory, as they are to be forgotten.
-#[derive(Debug)]
-struct Page {
-    /// With whether they lead to directories.
-    names: Vec<(FileName, bool)>,
-    /// Whether there are no others behind them.
-    is_last: bool,
-    /// Whether the directory shows the link. Below a name that no key can have none does.
-    is_linked: bool,
-    /// A subdirectory that still holds names.
-    full: Option<InodeId>,
-    /// A subdirectory that is another link's.
-    foreign: Option<Inode>,
-    /// Files that no bucket may have as they are.
-    only_here: Vec<Inode>,
-    /// The others that have several names.
-    shared: Vec<InodeId>,
-    /// Whether the log takes commands that look at the files themselves.
-    is_checked: bool,
-}
-
 impl<E: Environment> Remover<E> {
     pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
         let (running, backed) = (Mutex::default(), Mutex::default());
@@ -123,6 +100,9 @@ impl<E: Environment> Remover<E> {
                 Ok(begun) => return self.carry_out(begun, request.discard).await,
                 Err(running) => running,
             };
+            if request.discard && !running.discard {
+                self.note_discard(link).await?;
+            }
             let gives_up = running.discard;
             match end_of(running).await? {
                 Some(Ok(())) => return Ok(()),
@@ -131,6 +111,29 @@ impl<E: Environment> Remover<E> {
                 Some(Err(_)) | None => {}
             }
         }
+    }
+
+    /// Of a removal that has begun without `--discard`, somebody says it now. Who is at work on it
+    /// finds that at the next look, and who goes on after a restart does, too.
+    async fn note_discard(&self, link: LinkId) -> Result<(), Failure> {
+        let found = self.environment.read(move |view| standing(view, link)).await?;
+        let begun = found.filter(|found| found.removing);
+        let Some(command) = begun.and_then(|found| found.beginning(link, true)) else {
+            return Ok(());
+        };
+        match self.environment.execute(command, true).await {
+            // It is removed by now.
+            Err(failure) if failure.kind == ErrorKind::NotFound => Ok(()),
+            answer => answer.map(|_| ()),
+        }
+    }
+
+    /// Links whose removal has begun and not ended.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(super) async fn list(&self) -> Result<Vec<Removal>, Failure> {
+        self.environment.read(removals).await
     }
 
     /// Goes on with removals that have begun and did not end, until `stop`.
@@ -215,23 +218,20 @@ impl<E: Environment> Remover<E> {
 
     async fn remove_one(&self, link: LinkId, discard: bool) -> Result<(), Failure> {
         let environment = &*self.environment;
-        let query = environment.read(move |view| {
-            let record: Option<LinkRecord> =
-                records::read(view, &keys::link(link)).map_err(broken)?;
-            Ok(record)
-        });
         // Another may have removed it meanwhile.
-        let Some(LinkRecord { directory: top, removing, .. }) = query.await? else { return Ok(()) };
-        refuse_jobs(environment, top).await?;
-        if !removing {
-            if !discard {
-                refuse_dirty(environment, &self.importer, top).await?;
-                // That may have taken minutes.
-                refuse_jobs(environment, top).await?;
-            }
-            environment.execute(Command::BeginLinkRemoval(link), true).await?;
+        let Some(found) = environment.read(move |view| standing(view, link)).await? else {
+            return Ok(());
+        };
+        refuse_jobs(environment, found.top).await?;
+        if !found.removing && !discard {
+            refuse_dirty(environment, &self.importer, found.top).await?;
+            // That may have taken minutes.
+            refuse_jobs(environment, found.top).await?;
         }
-        self.forget_below(link, top, discard).await?;
+        if let Some(command) = found.beginning(link, discard) {
+            environment.execute(command, true).await?;
+        }
+        self.forget_below(link, found.top, discard).await?;
         environment.execute(Command::RemoveLink(link), true).await?;
         self.backed().remove(&link);
         Ok(())
@@ -260,6 +260,8 @@ impl<E: Environment> Remover<E> {
                 open.push(below);
                 continue;
             }
+            // Below the level that records it, only who says it knows.
+            let discard = discard || page.discard;
             if !discard && let Some(file) = self.first_only_here(link, &page) {
                 return Err(self.only_copy(file).await);
             }
@@ -352,9 +354,8 @@ impl<E: Environment> Remover<E> {
         let path = path_of(&*self.environment, file).await;
         let words = format!(
             "{} may be in no bucket as it is (written or renamed since the removal of its link \
-             began, or to be given up by a --discard that a restart interrupted): copy it out of \
-             there and remove it, or give it up with millrace link remove --discard; the removal \
-             goes on then",
+             began): copy it out of there and remove it, or give it up with millrace link remove \
+             --discard; the removal goes on then",
             path.escape_ascii()
         );
         Failure::new(ErrorKind::InUse, words)
@@ -417,55 +418,6 @@ fn tell_end(link: LinkId, ended: Result<(), Failure>, told: &mut HashMap<LinkId,
             "a link cannot be removed yet, and is tried again");
         told.insert(link, words);
     }
-}
-
-/// The links whose removal has begun.
-fn unended(view: &dyn View) -> Result<Vec<LinkId>, Failure> {
-    let all = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
-    let all = all.into_iter().filter(|(_, record)| record.removing);
-    Ok(all.map(|(key, _)| link_id(&key, &keys::links())).collect())
-}
-
-/// The first names of a directory, with what stands in the way of forgetting them.
-fn look(view: &dyn View, link: LinkId, directory: InodeId) -> Result<Page, Failure> {
-    let file_system: Option<FileSystem> =
-        records::read(view, &keys::file_system()).map_err(broken)?;
-    let is_checked = file_system.is_some_and(|found| found.feature_level >= FORGET_SAVED_LEVEL);
-    let inode = tree::find(view, directory).map_err(broken)?;
-    let shown = inode.map(|inode| link_of(view, &inode)).transpose()?.flatten();
-    let is_linked = shown == Some(link);
-    let limit = if is_linked { BATCH_MAX } else { SINGLY_MAX };
-    let listed = tree::list(view, directory, 0, limit).map_err(broken)?;
-    let is_last = listed.len() < limit;
-    let mut names = Vec::with_capacity(listed.len());
-    let (mut files, mut shared) = (Vec::new(), Vec::new());
-    let (mut full, mut foreign) = (None, None);
-    for (name, entry) in listed {
-        let inode = tree::named(view, &entry).map_err(broken)?;
-        names.push((name, inode.is_directory()));
-        if !inode.is_directory() {
-            if inode.links > 1 {
-                shared.push(inode.id);
-            }
-            files.push(inode);
-        } else if is_of_another(view, link, &inode)? {
-            foreign.get_or_insert(inode);
-        } else if inode.size > 0 {
-            full.get_or_insert(inode.id);
-        }
-    }
-    let only_here = only_here(view, files)?;
-    shared.retain(|id| only_here.iter().all(|inode| inode.id != *id));
-    Ok(Page { names, is_last, is_linked, full, foreign, only_here, shared, is_checked })
-}
-
-/// Whether a directory shows a link besides this one.
-fn is_of_another(view: &dyn View, link: LinkId, directory: &Inode) -> Result<bool, Failure> {
-    let Some(other) = link_of(view, directory)?.filter(|other| *other != link) else {
-        return Ok(false);
-    };
-    let record: Option<LinkRecord> = records::read(view, &keys::link(other)).map_err(broken)?;
-    Ok(record.is_some())
 }
 
 async fn refuse_jobs<E: Environment>(environment: &E, top: InodeId) -> Result<(), Failure> {

@@ -27,6 +27,7 @@ mod removal;
 mod report_to;
 mod requests;
 mod server;
+mod sweep;
 mod symlinks;
 mod transfers;
 mod turns;

@@ -48,6 +48,7 @@ pub fn status(
     let log = core.syncer().state();
     let targets = targets(core);
     let mut problems = problems(&targets);
+    problems.extend(core.older_copies());
     problems.extend(core.own_problems());
     problems.extend(conflicts(core)?);
     problems.extend(removals(core)?);

@@ -14,7 +14,7 @@ use crate::engine::Core;
 ///
 /// # Errors
 /// [`ErrorKind::Forbidden`] for a target of another daemon; [`ErrorKind::Unavailable`] when a doubt
-/// cannot be logged.
+/// cannot be logged; [`ErrorKind::Stale`] when one is an older copy of itself.
 pub fn compare_log(
     core: &mut Core,
     client: &Client,
@@ -30,9 +30,15 @@ pub fn compare_log(
             witnesses.push(*witness);
         }
     }
+    let mut older = Ok(());
     for witness in witnesses {
-        core.compare_log(witness)?;
+        match core.compare_log(witness) {
+            // What the others show counts all the same.
+            Err(failure) if failure.kind == ErrorKind::Stale => older = Err(failure),
+            compared => compared?,
+        }
     }
+    older?;
     if core.is_doubt_pending() {
         let text = "the command log cannot take what the targets have shown";
         return Err(Failure::new(ErrorKind::Unavailable, text));

@@ -155,6 +155,7 @@ impl MetadataService {
             RequestKind::ListLinks => written(call, ops::admin::links),
             RequestKind::AddLink => self.hydrate::<admin::AddLink>(call),
             RequestKind::RemoveLink => self.hydrate::<admin::RemoveLink>(call),
+            RequestKind::ListRemovals => self.hydrate::<admin::ListRemovals>(call),
             RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call),
             RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call),
             RequestKind::ListRequests => self.hydrate::<requests::ListRequests>(call),

@@ -7,8 +7,9 @@ use futures::future::BoxFuture;
 use millrace_protocol::{
     Request,
     admin::{
-        AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, PathBytes,
-        RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
+        AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, ListRemovals,
+        PathBytes, RemovalsReply, RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions,
+        ShowState, StartJob, StateReply,
     },
     ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
     bucket::{
@@ -111,6 +112,19 @@ impl Hydrated for RemoveLink {
     ) -> Result<Done, Failure> {
         hydration.remove_link(&self).await?;
         Ok(Done::default())
+    }
+}
+
+impl Hydrated for ListRemovals {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<RemovalsReply, Failure> {
+        let links = hydration.list_removals().await?;
+        Ok(RemovalsReply { links })
     }
 }
 

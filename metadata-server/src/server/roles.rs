@@ -73,6 +73,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::AddLink
         | Kind::ListLinks
         | Kind::RemoveLink
+        | Kind::ListRemovals
         | Kind::SetLinkOptions
         | Kind::ListLinkOptions
         | Kind::ListTargets

@@ -55,6 +55,9 @@
 //! | `q`   | job 8                         | [`UnusedRecord`]: a job over what nobody uses      |
 //! | `r`   | inode 8                       | [`PristineRecord`]: a file open to be written      |
 //! | `s`   | job 8                         | [`StatesRecord`]: a job over files in some states  |
+//! | `t`   | link 4                        | empty: a removal that gives up what is only here   |
+//! | `u`   | target 8                      | [`ShownRecord`]: what it has shown of the log      |
+//! | `v`   | directory 8                   | the last key that the sweep of its whiteouts took  |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -85,6 +88,7 @@
 //! [`RunRecord`]: super::records::RunRecord
 //! [`SelectionRecord`]: super::records::SelectionRecord
 //! [`SessionRecord`]: super::records::SessionRecord
+//! [`ShownRecord`]: super::records::ShownRecord
 //! [`StatesRecord`]: super::records::StatesRecord
 //! [`TargetRecord`]: super::records::TargetRecord
 //! [`TrimRecord`]: super::records::TrimRecord
@@ -115,6 +119,9 @@ pub const CONTENTS: u8 = b'p';
 
 /// The table of opens, which [`super::near`] keeps at hand.
 pub const OPENS: u8 = b'O';
+
+/// The table of directories whose whiteouts go by and by.
+pub const SWEEPS: u8 = b'v';
 
 /// The log index that the store shows.
 #[must_use]
@@ -404,6 +411,12 @@ pub fn moved_file(directory: InodeId, name: &[u8]) -> Vec<u8> {
     key!(b'f', directory.0.to_be_bytes(), name)
 }
 
+/// A directory whose whiteouts go by and by.
+#[must_use]
+pub fn sweep(directory: InodeId) -> Vec<u8> {
+    key!(b'v', directory.0.to_be_bytes())
+}
+
 /// All extended attributes of an inode.
 #[must_use]
 pub fn xattrs(inode: InodeId) -> Vec<u8> {
@@ -506,6 +519,12 @@ pub fn deletion(link: LinkId, key: &str) -> Vec<u8> {
     key!(b'l', link.0.to_be_bytes(), b"/", key.as_bytes())
 }
 
+/// What a target has shown of the log.
+#[must_use]
+pub fn shown(target: TargetId) -> Vec<u8> {
+    key!(b'u', target.0)
+}
+
 /// Every target that was given up.
 #[must_use]
 pub fn lost_targets() -> Vec<u8> {
@@ -564,6 +583,12 @@ pub fn refresh_intervals() -> Vec<u8> {
 #[must_use]
 pub fn refresh_interval(link: LinkId) -> Vec<u8> {
     key!(b'n', link.0.to_be_bytes())
+}
+
+/// That the removal of a link gives up what its bucket does not have.
+#[must_use]
+pub fn discard(link: LinkId) -> Vec<u8> {
+    key!(b't', link.0.to_be_bytes())
 }
 
 /// The bytes of a small file.

@@ -192,6 +192,14 @@ pub struct TargetRecord {
 }
 record!(TargetRecord, 1, "target");
 
+/// What a target has shown of the log: one that shows less is an older copy of itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShownRecord {
+    /// Up to where it has seen this log, when that was noted last.
+    pub index: LogIndex,
+}
+record!(ShownRecord, 1, "what a target has shown");
+
 /// A target that was given up. Its id is never used again.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct LostTarget {

@@ -4,6 +4,7 @@
 mod killed;
 mod plant;
 mod random;
+mod swept;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -1,6 +1,7 @@
-//! Doubt about the namespace: what raises it, that it lasts, and that it comes in time.
+//! Doubt about the namespace: what raises it, that it lasts, and that it comes in time. And about
+//! targets: whether one is an older copy of itself.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use millrace_metadata_server::{
     command::{Command, Outcome, ReclaimOrphans, RegisterHost},
@@ -10,7 +11,7 @@ use millrace_protocol::{
     cluster::{LogPoint, LogWitness},
     target::ContentName,
 };
-use millrace_types::{ByteLen, ContentGeneration, HostId, InodeId, LogIndex, TargetId};
+use millrace_types::{ByteLen, ContentGeneration, ErrorKind, HostId, InodeId, LogIndex, TargetId};
 
 use crate::engine::{ENGINES, ON_DISK, Server, copy};
 
@@ -177,4 +178,121 @@ fn a_file_that_the_log_lost_and_no_target_told_of_is_not_freed_and_raises_a_doub
         let doubted = server.turn(move |core| core.doubt_orphans(TARGET, &[content])).unwrap();
         assert!(!doubted, "an operator has decided");
     }
+}
+
+/// A target shows a point; tells whether it is taken for what it was.
+fn is_itself(server: &Server, seen: LogPoint) -> bool {
+    let witness = LogWitness { target: TARGET, seen: Some(seen) };
+    match server.turn(move |core| core.compare_log(witness)) {
+        Ok(()) => true,
+        Err(failure) => {
+            assert_eq!(failure.kind, ErrorKind::Stale, "{failure}");
+            false
+        }
+    }
+}
+
+fn older_copies(server: &Server) -> Vec<String> {
+    server.turn(|core| core.older_copies())
+}
+
+fn last(server: &Server) -> LogIndex {
+    server.turn(|core| core.last_index())
+}
+
+#[test]
+fn an_older_copy_of_a_target_is_refused_until_it_shows_what_it_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::default());
+    register(&server);
+    let first = point(&server);
+    assert!(is_itself(&server, first));
+    go_on(&server, 3);
+    let second = point(&server);
+    assert!(is_itself(&server, second));
+    assert!(!is_itself(&server, first), "it is known at once");
+    assert!(!server.turn(|core| core.has_compared(TARGET)), "nothing is freed on it");
+    for _ in 0..2 {
+        server.restart();
+        assert!(older_copies(&server).is_empty());
+        assert!(!is_itself(&server, first), "it stays known");
+        let told = older_copies(&server).concat();
+        assert!(told.contains(&format!("millrace target lost {TARGET}")), "{told}");
+        assert!(is_itself(&server, second), "the right disk is back");
+        assert!(older_copies(&server).is_empty());
+        assert!(server.turn(|core| core.has_compared(TARGET)));
+    }
+    assert_eq!(doubt(&server), None, "the namespace is as good as before");
+}
+
+#[test]
+fn what_a_target_has_shown_is_noted_once_a_run_and_while_the_log_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::default());
+    register(&server);
+    let older = point(&server);
+    server.restart();
+    let before = last(&server);
+    for _ in 0..3 {
+        let seen = point(&server);
+        assert!(is_itself(&server, seen));
+    }
+    assert_eq!(last(&server), before.next(), "when it first shows the run");
+    server.time.advance(Duration::from_secs(301));
+    let seen = point(&server);
+    assert!(is_itself(&server, seen));
+    assert_eq!(last(&server), before.next(), "nothing else was logged since");
+    go_on(&server, 1);
+    let seen = point(&server);
+    assert!(is_itself(&server, seen));
+    assert_eq!(last(&server), before.next().next().next());
+    server.restart();
+    assert!(!is_itself(&server, older), "as if the server had been killed");
+    assert!(is_itself(&server, seen));
+}
+
+#[test]
+fn an_operator_takes_an_older_copy_of_a_target_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::default());
+    register(&server);
+    let first = point(&server);
+    go_on(&server, 3);
+    let second = point(&server);
+    assert!(is_itself(&server, second));
+    assert!(!is_itself(&server, first));
+    server.turn(|core| core.trust()).unwrap();
+    assert!(older_copies(&server).is_empty());
+    for _ in 0..2 {
+        assert!(is_itself(&server, first));
+        server.restart();
+    }
+}
+
+#[test]
+fn under_an_older_copy_of_the_metadata_no_target_is_taken_for_an_older_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, older) = (dir.path().join("state"), dir.path().join("older"));
+    let mut server = Server::start(&state, StoreKind::default());
+    register(&server);
+    let seen = point(&server);
+    assert!(is_itself(&server, seen));
+    server.stop();
+    copy(&state, &older);
+    server.begin();
+    go_on(&server, 3);
+    // Of a run that the copy does not know, and of one that goes on longer than it knows.
+    let last = point(&server);
+    assert!(is_itself(&server, last));
+    let newer = [last, LogPoint { index: last.index, ..seen }];
+    server.stop();
+    fs::remove_dir_all(&state).unwrap();
+    fs::rename(&older, &state).unwrap();
+    server.begin();
+    for seen in newer {
+        assert!(is_itself(&server, seen));
+    }
+    assert!(doubt(&server).unwrap().contains("older copy"));
+    let seen = point(&server);
+    assert!(is_itself(&server, seen), "it was told of this log since");
 }

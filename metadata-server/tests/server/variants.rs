@@ -95,6 +95,9 @@ variants!(
         AddJobByState,
         ObjectDeleted,
         ForgetSaved,
+        BeginLinkDiscard,
+        NoteShown,
+        SweepWhiteouts,
     }
 );
 

@@ -183,13 +183,36 @@ impl Daemon {
 
     /// What a target has seen of the cluster's command log.
     pub(crate) async fn log_witness(&self, target: TargetId) -> Result<LogWitness, Failure> {
-        Ok(LogWitness { target, seen: self.store(target)?.log_seen().await? })
+        let store = self.open_store(target)?;
+        // If a loss of power took back what was shown, the target would pass for an older copy.
+        store.volume().sync().await?;
+        Ok(LogWitness { target, seen: store.log_seen().await? })
+    }
+
+    /// What a target has shown was looked at: one that is an older copy of itself serves nobody
+    /// until it is not, or an operator takes it as it is. Of other failures nothing follows.
+    pub(crate) fn handle_compared(&self, target: TargetId, failure: Option<&Failure>) {
+        let Some(store) = self.stores.get(&target) else { return };
+        match failure {
+            None => {
+                if let Some(why) = store.hold_back(None) {
+                    tracing::info!(%target, why, "the target is served now");
+                }
+            }
+            Some(failure) if failure.kind == ErrorKind::Stale => {
+                let why = failure.message.clone();
+                if store.hold_back(Some(why.clone())).as_ref() != Some(&why) {
+                    tracing::error!(%target, why, "the target is not served");
+                }
+            }
+            Some(_) => {}
+        }
     }
 
     /// Lets a target keep what the metadata server has said of its log, after it was shown what the
     /// target saw before.
     pub(crate) async fn note_log(&self, target: TargetId, point: LogPoint) -> Result<(), Failure> {
-        let store = self.store(target)?;
+        let store = self.open_store(target)?;
         match store.log_seen().await? {
             Some(seen) if seen == point => Ok(()),
             _ => store.note_log(point).await,

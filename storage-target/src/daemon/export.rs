@@ -295,7 +295,8 @@ impl Daemon {
         let unknown = || Failure::new(ErrorKind::StaleGroup, "the chunk's group is unknown here");
         let group = group.ok_or_else(unknown)?;
         let target: TargetId = *group.targets.first().ok_or_else(unknown)?;
-        let (parts, checksum) = if let Some(store) = self.stores.get(&target) {
+        let (parts, checksum) = if self.stores.get(&target).is_some() {
+            let store = self.store(target)?;
             self.cluster.check_fresh(&content.layout, index, source.capability.key)?;
             let read = store.read(view, range.clone(), reader).await?;
             (read.body, read.checksum)

@@ -46,6 +46,7 @@ use crate::{
 
 mod copies;
 mod neighbours;
+mod older;
 mod uploads;
 
 const TARGET: TargetId = TargetId([2; 8]);

@@ -1,7 +1,7 @@
 //! What operators ask of a target, by way of the metadata server.
 
 use millrace_protocol::upkeep::{ControlScrub, DescribeTarget, ScrubReport, TargetDetail};
-use millrace_types::Failure;
+use millrace_types::{ErrorKind, Failure};
 
 use super::Daemon;
 
@@ -11,7 +11,12 @@ impl Daemon {
         &self,
         request: &DescribeTarget,
     ) -> Result<TargetDetail, Failure> {
-        let volume = self.store(request.target)?.volume();
+        let store = self.open_store(request.target)?;
+        if let Some(why) = store.held_back() {
+            // Not one that is tried again: an operator waits.
+            return Err(Failure::new(ErrorKind::Stale, why));
+        }
+        let volume = store.volume();
         let detail = volume.describe(request.after, request.findings_max);
         let introduced = self.introduced.load(std::sync::atomic::Ordering::Relaxed);
         Ok(TargetDetail { blank: detail.blank && !introduced, ..detail })

@@ -53,7 +53,7 @@ impl Comparisons {
     }
 
     /// Waits until what is under way has ended, and at most so long for targets that hang. What it
-    /// came to does not count: whoever waits forgets it next.
+    /// came to does not count: it is shown once more.
     pub(super) async fn settle(&mut self, patience: Duration) {
         let all = join_all(self.targets.values_mut().map(Comparison::end));
         // Whoever is not done goes on beside the rest.

@@ -58,7 +58,8 @@ impl Store {
         Ok(self.volume.drop_clean_if(view.key, block, may_go).await?)
     }
 
-    /// Looks at some blocks one by one.
+    /// Looks at some blocks one by one. Each is read for this alone: what others read meanwhile may
+    /// fail because of another block, and a sound one must not go for that.
     async fn unread(&self, view: &ChunkView, blocks: Vec<u16>) -> Result<Unread, Failure> {
         let mut unread = Unread::Nothing;
         for block in blocks {
@@ -71,7 +72,7 @@ impl Store {
                 continue;
             }
             let pages = u32::from(BLOCK_PAGES);
-            let loaded = self.volume.load(&snapshot, u32::from(block) * pages, pages).await;
+            let loaded = self.volume.load_alone(&snapshot, u32::from(block) * pages, pages).await;
             // What else is wrong with it the next attempt meets.
             if matches!(&loaded, Err(EngineError::Disk(failed)) if failed.is_failed_read()) {
                 return Ok(Unread::Block(block));

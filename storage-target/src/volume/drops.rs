@@ -38,7 +38,8 @@ impl Drops {
         DropMark(self.counter(chunk).load(Ordering::Acquire))
     }
 
-    /// To be called before clean bytes of a chunk go.
+    /// To be called before clean bytes of a chunk go, at the latest with the locks of their
+    /// sections: with these held it is also looked at.
     pub(super) fn note(&self, chunk: &ChunkKey) {
         self.counter(chunk).fetch_add(1, Ordering::AcqRel);
     }

@@ -8,8 +8,8 @@
 //! that it can be had again (`judge`). Otherwise it is noted like any other, and its sound pages
 //! stay. A page that the disk fails to read may be there again in a moment: it is noted too, and
 //! goes if it is not read for minutes ([`PATIENCE`]). What is noted is looked at by each pass of
-//! the scrub, and some minutes after it is waited for, the judge has said nothing, or the target
-//! was opened with it.
+//! the scrub, and some minutes after it is waited for, the judge has said nothing or was too slow,
+//! or the target was opened with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -284,6 +284,10 @@ impl Shared {
                 dropped.insert(page.block());
             }
         }
+        if dropped.len() < bad.len() {
+            // The answer had become too old, or what is there now is not what was seen.
+            self.inspection.suspect_later(key, self.clock.now() + AGAIN);
+        }
         Ok(dropped)
     }
 
@@ -303,9 +307,12 @@ impl Shared {
         let counts = || self.clock.now().saturating_duration_since(asked) < ANSWER_COUNTS;
         let new_state = |at: u16, found: u64, state| {
             let same = at == block && found == fingerprint && state == BlockState::Clean;
-            (same && counts()).then_some(BlockState::Absent)
+            let goes = same && counts();
+            if goes {
+                self.drops.note(&key.chunk);
+            }
+            goes.then_some(BlockState::Absent)
         };
-        self.drops.note(&key.chunk);
         let numbers = key.section..=key.section;
         let dropped = self.restate(key.chunk, numbers, AtDamage::Fail, &new_state).await?;
         if dropped.0 == 0 {

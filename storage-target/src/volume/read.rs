@@ -286,6 +286,17 @@ impl Volume {
             }
         }
     }
+
+    /// As [`Self::load`], but by a read of its own: one that is shared fails for everybody where a
+    /// page is bad that perhaps only others have asked for.
+    pub(crate) async fn load_alone(
+        &self,
+        snapshot: &Snapshot,
+        first: u32,
+        pages: u32,
+    ) -> Result<Loaded, EngineError> {
+        snapshot.pin.shared.read_pages(&snapshot.sections, first, pages, None).await
+    }
 }
 
 impl Shared {

@@ -130,10 +130,13 @@ impl Volume {
         block: u16,
         may_go: impl Fn(u64) -> bool + Send + Sync + 'static,
     ) -> Result<(), EngineError> {
-        self.shared().drops.note(&key);
+        let drops = Arc::clone(&self.shared().drops);
         let section = split_block(block).0;
         let restate = move |at, found: u64, state| {
             let goes = at == block && state == BlockState::Clean && may_go(found);
+            if goes {
+                drops.note(&key);
+            }
             goes.then_some(BlockState::Absent)
         };
         self.restate(key, section..=section, AtDamage::Fail, restate).await.map(drop)

@@ -333,8 +333,10 @@ async fn a_clean_block_that_another_one_has_replaced_is_not_dropped_for_the_firs
     volume.release(key(1, 0)).await.unwrap();
     let bytes = pattern(8, 0, BLOCK);
     fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
+    let mark = volume.drop_mark(&key(1, 0));
     volume.drop_clean_if(key(1, 0), 0, move |found| found == seen).await.unwrap();
     assert_holds(&volume, key(1, 0), 0, &bytes).await;
+    assert_eq!(volume.drop_mark(&key(1, 0)), mark, "what is being fetched will be stored");
     let seen = volume.snapshot(key(1, 0), 0..1).await.unwrap().fingerprint(0);
     volume.drop_clean_if(key(1, 0), 0, move |found| found == seen).await.unwrap();
     assert_eq!(used_pages(&volume).await, 0);

@@ -11,13 +11,32 @@ use rustix::{
     mount::UnmountFlags,
 };
 
-use super::mount::unmount_with_helper;
+use super::{SessionError, mount::unmount_with_helper};
 
-/// Makes sure that `path` can be mounted on: a mount whose server has died is taken away.
-///
-/// # Errors
-/// When there is no such directory, or the dead mount cannot be taken away.
-pub(super) fn prepare(path: &Path) -> io::Result<PathBuf> {
+/// A directory that can be mounted on.
+#[derive(Debug)]
+pub struct PreparedMountpoint {
+    /// Without symbolic links.
+    pub(super) path: PathBuf,
+}
+
+impl PreparedMountpoint {
+    /// Looks at what is at `path`: a mount whose server has died is taken away. One that lives is
+    /// asked, and if its server says nothing this waits for it. A signal that ends the process ends
+    /// that, and one that is handled does not.
+    ///
+    /// # Errors
+    /// [`SessionError::Mountpoint`] when there is no such directory, or the dead mount cannot be
+    /// taken away.
+    pub fn new(path: &Path) -> Result<Self, SessionError> {
+        match prepare(path) {
+            Ok(path) => Ok(Self { path }),
+            Err(error) => Err(SessionError::Mountpoint { path: path.to_owned(), error }),
+        }
+    }
+}
+
+fn prepare(path: &Path) -> io::Result<PathBuf> {
     // One may lie on another, from several crashes.
     for _ in 0..DEAD_MOUNTS_MAX {
         // The kernel may still believe what a dead server has said: so it has to ask.

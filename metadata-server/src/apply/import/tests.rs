@@ -270,3 +270,28 @@ fn from_the_twenty_first_level_on_names_of_a_link_go_only_while_their_files_are_
         assert!(left.is_empty(), "also what is only here");
     }
 }
+
+#[test]
+fn from_the_twenty_second_level_on_it_is_recorded_what_the_removal_of_a_link_gives_up() {
+    let link = LinkId(1);
+    let is_recorded = |log: &Log| log.store.get(&keys::discard(link)).unwrap().is_some();
+    let mut log = Log::linked(21);
+    let refused = log.try_apply(Command::BeginLinkDiscard(link)).unwrap_err();
+    assert!(matches!(refused, ApplyError::Refused(ErrorKind::NotSupported)), "{refused:?}");
+    let mut log = Log::linked(22);
+    log.apply(Command::BeginLinkRemoval(link));
+    assert!(!is_recorded(&log));
+    log.apply(Command::BeginLinkDiscard(link));
+    assert!(is_recorded(&log), "also when it has begun");
+    log.apply(Command::BeginLinkRemoval(link));
+    assert!(is_recorded(&log), "who goes on takes nothing back");
+    log.apply(Command::RemoveLink(link));
+    assert!(!is_recorded(&log), "it goes with the link");
+
+    let mut log = Log::linked(22);
+    log.create(TOP, b"new", NewNode::Regular, InodeId(21));
+    log.apply(Command::BeginLinkDiscard(link));
+    let names = vec![name(b"new")];
+    log.apply(Command::ForgetEntries(ForgetEntries { link, directory: TOP, names }));
+    assert!(tree::list(&log.store, TOP, 0, 1).unwrap().is_empty(), "the removal has begun");
+}

@@ -4,6 +4,8 @@
 //! the log does not know. It is a command, so that it outlives every restart until an operator ends
 //! it. As long as that command cannot be logged (a full disk) it is kept here, nothing is freed
 //! either, and the marker that vouches for the store is away: the next start doubts too.
+//!
+//! The other way round, [`older`] has what is known of a target that knows less than it did.
 
 use std::collections::BTreeSet;
 
@@ -14,6 +16,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, TargetId};
 
+use self::older::Shown;
 use super::{Core, log_failure};
 use crate::{
     apply::unnamed,
@@ -26,6 +29,8 @@ use crate::{
     },
 };
 
+mod older;
+
 /// What is known in this run.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
@@ -35,6 +40,8 @@ pub(super) struct Doubt {
     problems: Vec<String>,
     /// Targets that have shown what they saw of the log.
     compared: BTreeSet<TargetId>,
+    /// How much of it they have shown.
+    shown: Shown,
 }
 
 impl Doubt {
@@ -104,7 +111,7 @@ impl Core {
         self.doubt.is_pending()
     }
 
-    /// An operator trusts the namespace.
+    /// An operator trusts the namespace, and targets that are older copies of themselves.
     ///
     /// # Errors
     /// As [`Core::execute`].
@@ -114,7 +121,8 @@ impl Core {
             let text = "the reason for the doubt cannot be logged yet";
             return Err(Failure::new(ErrorKind::Unavailable, text));
         }
-        self.execute(None, Command::Trust).map(drop)
+        self.execute(None, Command::Trust)?;
+        self.accept_older()
     }
 
     /// Whether the log is the one in which somebody has seen this point. One that lost its end, or
@@ -140,11 +148,12 @@ impl Core {
         kept.map_err(|error| self.failure(error.into()))
     }
 
-    /// Compares what a target saw of the log with the log.
+    /// Compares what a target saw of the log with the log, and with what it showed before.
     ///
     /// # Errors
-    /// When the store is broken.
+    /// [`ErrorKind::Stale`] for an older copy of a target; when the store is broken.
     pub fn compare_log(&mut self, witness: LogWitness) -> Result<(), Failure> {
+        self.compare_shown(witness)?;
         if let Some(seen) = witness.seen
             && !self.knows(seen)?
         {

@@ -23,12 +23,13 @@ pub(super) async fn is_open<E: Environment>(environment: &E, id: InodeId) -> boo
     query.await.is_ok_and(|writers| !writers.is_empty())
 }
 
-/// Waits until nobody has a file open for writing any more, 600 ms at most.
-pub(super) async fn wait<E: Environment>(environment: &E, id: InodeId) {
+/// Waits until nobody has a file open for writing any more, 600 ms at most. Whether that came.
+pub(super) async fn wait<E: Environment>(environment: &E, id: InodeId) -> bool {
     for pause in PAUSES {
         tokio::time::sleep(pause).await;
         if !is_open(environment, id).await {
-            break;
+            return true;
         }
     }
+    false
 }

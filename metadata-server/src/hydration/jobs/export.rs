@@ -31,7 +31,7 @@ pub(super) const FILES_MAX: usize = 16;
 const OPEN_MAX: usize = 1024;
 
 /// After so long a wait for a slot it is waited anew for the close of who may have opened a file
-/// again meanwhile.
+/// again meanwhile. That takes a slot: a file that was never seen closed gets no second wait.
 const WAIT_COUNTS: Duration = Duration::from_secs(1);
 
 /// Parts and small objects that targets upload at the same time, over all files.
@@ -58,9 +58,18 @@ struct Files<'a, E> {
     uploads: Arc<Semaphore>,
     under_way: FuturesUnordered<BoxFuture<'a, Step>>,
     /// Open for writing when they had a slot, and until that has been waited for.
-    open: FuturesUnordered<BoxFuture<'a, Inode>>,
-    /// That has been, at this time, and they have no slot again yet.
-    waited: VecDeque<(Inode, Instant)>,
+    open: FuturesUnordered<BoxFuture<'a, (Inode, Close)>>,
+    /// That has been, and they have no slot again yet.
+    waited: VecDeque<(Inode, Close)>,
+}
+
+/// What the wait for a file's close came to.
+#[derive(Clone, Copy)]
+enum Close {
+    /// It came, at this time.
+    Came(Instant),
+    /// The file stays open.
+    Missed,
 }
 
 /// What happens while files are worked on.
@@ -161,8 +170,8 @@ impl<'a, E: Environment> Files<'a, E> {
     async fn next(&mut self) -> Option<Step> {
         tokio::select! {
             Some(step) = self.under_way.next() => Some(step),
-            Some(inode) = self.open.next() => {
-                self.waited.push_back((inode, Instant::now()));
+            Some(waited) = self.open.next() => {
+                self.waited.push_back(waited);
                 Some(Step::Waited)
             }
             else => None,
@@ -175,28 +184,35 @@ impl<'a, E: Environment> Files<'a, E> {
             Step::Ended(ended) => take(context, ended).await,
             // Without a slot, which others have meanwhile.
             Step::Open(inode) => self.open.push(Box::pin(async move {
-                closes::wait(&**context.environment, inode.id).await;
-                inode
+                let close = match closes::wait(&**context.environment, inode.id).await {
+                    true => Close::Came(Instant::now()),
+                    false => Close::Missed,
+                };
+                (inode, close)
             })),
             Step::Left(id) => context.progress.leave(id),
             Step::Waited => {}
         }
         while self.under_way.len() < FILES_MAX
-            && let Some((inode, since)) = self.waited.pop_front()
+            && let Some((inode, close)) = self.waited.pop_front()
         {
-            self.begin(inode, Some(since));
+            self.begin(inode, Some(close));
         }
     }
 
-    /// Gives a slot to one that was found, or whose close was waited for until `waited`.
-    fn begin(&mut self, inode: Inode, waited: Option<Instant>) {
+    /// Gives a slot to one that was found, or whose close was waited for, with what came of it.
+    fn begin(&mut self, inode: Inode, close: Option<Close>) {
         let (context, uploads) = (self.context, Arc::clone(&self.uploads));
         let may_be_open = matches!(inode.body, Body::File(_)) && !context.dry_run;
         self.under_way.push(Box::pin(async move {
             let (environment, id) = (&**context.environment, inode.id);
-            let counts = waited.is_some_and(|waited| waited.elapsed() < WAIT_COUNTS);
+            let counts = match close {
+                None => false,
+                Some(Close::Came(at)) => at.elapsed() < WAIT_COUNTS,
+                Some(Close::Missed) => true,
+            };
             if may_be_open && !counts && closes::is_open(environment, id).await {
-                if waited.is_none() {
+                if close.is_none() {
                     return Step::Open(inode);
                 }
                 closes::wait(environment, id).await;

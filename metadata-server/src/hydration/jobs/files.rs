@@ -21,6 +21,8 @@ use std::{
 use millrace_protocol::file_list::{AppendFiles, FILES_BYTES_MAX, FILES_PAGE_MAX, FileListId};
 use millrace_types::{ErrorKind, Failure};
 
+use super::report_room::check_disk;
+
 /// How long a list waits for its next page, or its job.
 pub(super) const UNUSED_MAX: Duration = Duration::from_secs(3600);
 
@@ -33,7 +35,8 @@ const BYTES_MAX: u64 = 4 * FILES_BYTES_MAX;
 /// Paths that a job reads at a time.
 const READ_MAX: usize = 1024;
 
-/// Adds a page to the list `id`, which is made if it is missing and this is its first. Blocks.
+/// Adds a page to the list `id`, which is made if it is missing and this is its first. The disk
+/// keeps `keep_free` bytes: one without room takes no changes, whatever they are about. Blocks.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a page that is none; [`ErrorKind::NotFound`] for a list that
@@ -41,6 +44,7 @@ const READ_MAX: usize = 1024;
 /// or within what lists may take.
 pub(super) fn append(
     directory: &Path,
+    keep_free: u64,
     id: FileListId,
     request: &AppendFiles,
 ) -> Result<(), Failure> {
@@ -63,8 +67,13 @@ pub(super) fn append(
     };
     let path = path_of(directory, id, caller.uid);
     let written = (|| {
-        if file.metadata()?.len() < *offset {
+        let len = file.metadata()?.len();
+        if len < *offset {
             return Ok(false);
+        }
+        // What was sent before takes no more.
+        if end > len {
+            check_disk(directory, end - len, keep_free)?;
         }
         file.write_all_at(paths, *offset)?;
         file.set_len(end)?;
@@ -255,6 +264,10 @@ mod tests {
         AppendFiles { caller: USER, list, offset, paths: paths.to_vec() }
     }
 
+    fn add(directory: &Path, page: &AppendFiles) -> Result<(), Failure> {
+        append(directory, 0, LIST, page)
+    }
+
     fn read(directory: &Path) -> Vec<Vec<u8>> {
         let mut list = FileList::open(directory, LIST, USER.uid).unwrap();
         let mut all = Vec::new();
@@ -272,14 +285,14 @@ mod tests {
     fn pages_join_to_a_list_whatever_is_sent_twice() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("reports");
-        append(&directory, LIST, &page(None, 0, b"a\0b/c\0")).unwrap();
-        append(&directory, LIST, &page(Some(LIST), 6, b"d\ne\0")).unwrap();
-        append(&directory, LIST, &page(Some(LIST), 6, b"d\ne\0")).unwrap();
+        add(&directory, &page(None, 0, b"a\0b/c\0")).unwrap();
+        add(&directory, &page(Some(LIST), 6, b"d\ne\0")).unwrap();
+        add(&directory, &page(Some(LIST), 6, b"d\ne\0")).unwrap();
         keep(&directory, LIST, USER.uid).unwrap();
         assert_eq!(read(&directory), [&b"a"[..], b"b/c", b"d\ne"]);
         // What comes in pieces is bounded whatever its length.
         let many = b"name\0".repeat(5000);
-        append(&directory, LIST, &page(Some(LIST), 10, &many)).unwrap();
+        add(&directory, &page(Some(LIST), 10, &many)).unwrap();
         assert_eq!(read(&directory).len(), 5003);
     }
 
@@ -287,8 +300,8 @@ mod tests {
     fn what_is_no_page_is_refused_and_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path();
-        append(directory, LIST, &page(None, 0, b"a\0")).unwrap();
-        let refused = |page: &AppendFiles| append(directory, LIST, page).unwrap_err().kind;
+        add(directory, &page(None, 0, b"a\0")).unwrap();
+        let refused = |page: &AppendFiles| add(directory, page).unwrap_err().kind;
         for wrong in [
             page(Some(LIST), 2, b"b"),
             page(Some(LIST), 3, b"b\0"),
@@ -308,7 +321,7 @@ mod tests {
     fn a_list_that_no_job_names_goes_after_a_while() {
         let directory = tempfile::tempdir().unwrap();
         let directory = directory.path();
-        append(directory, LIST, &page(None, 0, b"a\0")).unwrap();
+        add(directory, &page(None, 0, b"a\0")).unwrap();
         fs::write(directory.join("list-1-x.paths"), b"").unwrap();
         fs::write(directory.join("job-1.jsonl"), b"").unwrap();
         let later = SystemTime::now() + UNUSED_MAX;
@@ -325,8 +338,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = path_of(directory.path(), LIST, USER.uid);
         std::os::unix::fs::symlink("/dev/full", path).unwrap();
-        let failure = append(directory.path(), LIST, &page(Some(LIST), 0, b"a\0")).unwrap_err();
+        let failure = add(directory.path(), &page(Some(LIST), 0, b"a\0")).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::NoSpace);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing stays behind");
+    }
+
+    #[test]
+    fn a_list_that_its_disk_has_no_room_for_is_refused_before_it_takes_any_and_nothing_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let short = |page: &AppendFiles| append(directory, u64::MAX, LIST, page);
+        let failure = short(&page(None, 0, b"a\0")).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::NoSpace);
+        assert!(failure.message.contains("too little room"), "{failure}");
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+        add(directory, &page(None, 0, b"a\0")).unwrap();
+        short(&page(Some(LIST), 0, b"a\0")).unwrap();
+        assert_eq!(read(directory), [b"a"], "sent again it takes no more");
+        let failure = short(&page(Some(LIST), 2, b"b\0")).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::NoSpace);
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0, "not half of it");
     }
 }

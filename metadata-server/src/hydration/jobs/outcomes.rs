@@ -15,6 +15,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
+    mem,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -23,7 +24,7 @@ use millrace_protocol::job_options::{REPORT_PAGE_MAX, ReportPage};
 use millrace_types::{ErrorKind, Failure, JobId};
 use serde::Serialize;
 
-use super::report_room::{ReportRoom, path_of, remove};
+use super::report_room::{ReportRoom, free, path_of, remove};
 
 /// Lines on their way to a file.
 #[derive(Debug)]
@@ -129,9 +130,12 @@ impl Outcomes {
 
     /// Nobody gets half a report, and others can use its room.
     fn give_up(&self, state: &mut State, error: io::Error) {
-        *state = State { file: Err(error), bytes: 0, left: 0 };
+        let given_up = State { file: Err(error), bytes: 0, left: 0 };
+        let State { file, .. } = mem::replace(state, given_up);
         remove(&self.room.path_of(self.job));
         self.room.end(self.job, 0);
+        let file = file.map(|file| file.into_parts().0);
+        free(file.into_iter().collect());
     }
 
     /// Makes everything durable.

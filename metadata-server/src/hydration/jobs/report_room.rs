@@ -3,12 +3,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use millrace_types::JobId;
+use tokio::runtime::Handle;
 
 /// Bytes of all reports: some fifty million lines.
 pub(super) const REPORTS_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
@@ -52,6 +54,7 @@ impl ReportRoom {
     /// When the directory cannot be made.
     pub(super) fn begin(&self, job: JobId, is_known: impl Fn(JobId) -> bool) -> io::Result<()> {
         fs::create_dir_all(&self.directory)?;
+        let mut unknown = Vec::new();
         let mut reports = self.reports();
         reports.running.insert(job, 0);
         reports.kept.clear();
@@ -61,10 +64,15 @@ impl ReportRoom {
                 continue;
             }
             if !is_known(of) {
-                remove(&entry.path());
+                unknown.push(entry.path());
             } else if let Ok(metadata) = entry.metadata() {
                 reports.keep(of, metadata.len());
             }
+        }
+        // Nobody who wants room waits until the disk has freed them.
+        drop(reports);
+        for path in unknown {
+            remove(&path);
         }
         Ok(())
     }
@@ -77,17 +85,15 @@ impl ReportRoom {
     /// [`io::ErrorKind::StorageFull`].
     pub(super) fn take(&self, job: JobId, least: u64, keep_free: u64) -> io::Result<u64> {
         let wanted = least.max(STEP);
-        if !self.disk_has(keep_free.saturating_add(wanted)) {
-            let words = "the disk of the metadata has too little room left: make some there";
-            return Err(io::Error::new(io::ErrorKind::StorageFull, words));
-        }
+        check_disk(&self.directory, wanted, keep_free)?;
+        let mut removed = Vec::new();
         let mut reports = self.reports();
-        loop {
+        let taken = loop {
             let room = self.bytes_max.saturating_sub(reports.bytes());
             if room >= least {
                 let taken = room.min(wanted);
                 *reports.running.entry(job).or_default() += taken;
-                return Ok(taken);
+                break Ok(taken);
             }
             let Some((oldest, _)) = reports.kept.pop_first() else {
                 let words = format!(
@@ -95,10 +101,14 @@ impl ReportRoom {
                      start jobs over smaller trees",
                     self.bytes_max
                 );
-                return Err(io::Error::new(io::ErrorKind::StorageFull, words));
+                break Err(io::Error::new(io::ErrorKind::StorageFull, words));
             };
-            remove(&self.path_of(oldest));
-        }
+            // The name goes now: a job that a restart interrupted may be about to begin it anew.
+            removed.extend(unlink(&self.path_of(oldest)));
+        };
+        drop(reports);
+        free(removed);
+        taken
     }
 
     /// A report is whole, with so many bytes; or it is gone, with none.
@@ -106,15 +116,6 @@ impl ReportRoom {
         let mut reports = self.reports();
         reports.running.remove(&job);
         reports.keep(job, bytes);
-    }
-
-    /// Whether so many bytes of the disk are free. One that does not say counts as one that has
-    /// them: the write finds out.
-    fn disk_has(&self, bytes: u64) -> bool {
-        match rustix::fs::statvfs(&self.directory) {
-            Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) >= bytes,
-            Err(_) => true,
-        }
     }
 
     fn reports(&self) -> MutexGuard<'_, Reports> {
@@ -136,6 +137,23 @@ impl Reports {
     }
 }
 
+/// Whether the disk of a directory has room for so many bytes beside what it keeps. One that does
+/// not say counts as one that has: the write finds out. Blocks.
+///
+/// # Errors
+/// [`io::ErrorKind::StorageFull`].
+pub(super) fn check_disk(directory: &Path, bytes: u64, keep_free: u64) -> io::Result<()> {
+    let has_room = match rustix::fs::statvfs(directory) {
+        Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) >= keep_free.saturating_add(bytes),
+        Err(_) => true,
+    };
+    if has_room {
+        return Ok(());
+    }
+    let words = "the disk of the metadata has too little room left: make some there";
+    Err(io::Error::new(io::ErrorKind::StorageFull, words))
+}
+
 /// Where the report of a job is.
 pub(super) fn path_of(directory: &Path, job: JobId) -> PathBuf {
     directory.join(format!("job-{}.jsonl", job.0))
@@ -154,8 +172,28 @@ pub(super) fn remove(path: &Path) {
     }
 }
 
+/// Removes the name of a report. Its bytes go with the file: see [`free`].
+fn unlink(path: &Path) -> Option<File> {
+    let file = File::open(path).ok();
+    remove(path);
+    file
+}
+
+/// Closes files whose names are removed. To free many GiB takes a disk a while, in which it must
+/// hold up no worker of the runtime, nor who waits for a lock.
+pub(super) fn free(files: Vec<File>) {
+    match Handle::try_current() {
+        Ok(runtime) if !files.is_empty() => drop(runtime.spawn_blocking(move || drop(files))),
+        _ => drop(files),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use tokio::runtime;
+
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
@@ -164,6 +202,13 @@ mod tests {
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    /// Whether this process has a removed file open: then its disk has the bytes.
+    fn has_bytes(removed: &Path) -> bool {
+        let removed = PathBuf::from(format!("{} (deleted)", removed.display()));
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|path| path == removed)
     }
 
     #[test]
@@ -202,6 +247,28 @@ mod tests {
         // What one has not used is there for others.
         room.end(second, 120);
         assert_eq!(room.take(first, 1, 0).unwrap(), 180);
+    }
+
+    #[test]
+    fn who_takes_room_does_not_wait_until_the_disk_has_freed_an_old_report() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let old = path_of(&directory, JobId(1));
+        fs::write(&old, [0; 100]).unwrap();
+        let room = ReportRoom::new(directory, 100);
+        room.begin(JobId(2), |_| true).unwrap();
+        let runtime =
+            runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        // The one thread for what blocks is held up.
+        let (let_on, held_up) = mpsc::channel::<()>();
+        drop(runtime.spawn_blocking(move || held_up.recv()));
+        let entered = runtime.enter();
+        assert_eq!(room.take(JobId(2), 50, 0).unwrap(), 100);
+        drop(entered);
+        assert!(!old.exists() && has_bytes(&old));
+        drop(let_on);
+        runtime.block_on(runtime.spawn_blocking(|| ())).unwrap();
+        assert!(!has_bytes(&old));
     }
 
     #[test]

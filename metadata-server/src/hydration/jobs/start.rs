@@ -142,7 +142,8 @@ impl<E: Environment> Jobs<E> {
     pub async fn append_files(&self, request: AppendFiles) -> Result<FilesReply, Failure> {
         let list = request.list.unwrap_or_else(|| FileListId(self.environment.random()));
         let directory = self.environment.reports().to_owned();
-        blocking(move || files::append(&directory, list, &request)).await?;
+        let keep_free = self.environment.reports_keep_free();
+        blocking(move || files::append(&directory, keep_free, list, &request)).await?;
         Ok(FilesReply { list })
     }
 

@@ -220,6 +220,29 @@ async fn files_that_stay_open_are_waited_for_at_the_same_time_and_hold_up_no_oth
     assert!(world.object("closed").exists() && world.object("other").exists());
 }
 
+#[tokio::test(start_paused = true)]
+async fn files_that_stay_open_are_not_waited_for_again_however_long_they_queue_for_a_slot() {
+    let world = World::new(LinkMode::ImportExport).await;
+    // Fewer than are waited for at the same time: what is behind them is begun beside that.
+    for at in 0..1000 {
+        let file = world.write(&format!("/data/{at:03}"), b"1").await;
+        world.server.open_write(file).await;
+    }
+    // These have all slots for longer than a wait counts.
+    for at in 0..16 {
+        world.write(&format!("/data/slow-{at:02}"), b"1").await;
+        world.server.faults.lock().unwrap().push_back(Fault::Stall(Duration::from_secs(2)));
+    }
+    let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
+    let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+    let begun = Instant::now();
+    world.run_beside(world.hydration.job_ends().notified()).await;
+    // A second wait, in their slots, would take more than half a minute.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let job = world.hydration.show_job(id).await.unwrap();
+    assert_eq!((job.state, job.files_done, job.errors), (JobState::Failed, 16, 1000));
+}
+
 #[tokio::test]
 async fn an_export_that_a_crash_interrupted_is_settled_at_the_next_start() {
     let world = World::new(LinkMode::ImportExport).await;

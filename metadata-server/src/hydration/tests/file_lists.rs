@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    sync::atomic::Ordering,
     time::{Duration, SystemTime},
 };
 
@@ -139,6 +140,19 @@ async fn a_list_outlives_the_server_for_its_job_and_for_starting_it_once_more() 
     world.hydration.jobs.prune_lists().await.unwrap();
     let lists = fs::read_dir(world.server.reports_dir()).unwrap().count();
     assert_eq!(lists, 1);
+}
+
+#[tokio::test]
+async fn a_list_leaves_the_disk_of_the_metadata_what_reports_leave_it() {
+    let world = world().await;
+    let page = AppendFiles { caller: ROOT, list: None, offset: 0, paths: b"a\0".to_vec() };
+    world.server.troubles.reports_keep_free.store(u64::MAX, Ordering::Relaxed);
+    let refused = world.hydration.append_files(page).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NoSpace);
+    assert!(refused.message.contains("too little room"), "{refused}");
+    assert_eq!(fs::read_dir(world.server.reports_dir()).unwrap().count(), 0);
+    world.server.troubles.reports_keep_free.store(0, Ordering::Relaxed);
+    assert_eq!(world.listed(JobKind::Hydrate, &["a/1"]).await.files_done, 1);
 }
 
 #[tokio::test]

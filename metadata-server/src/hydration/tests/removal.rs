@@ -1,7 +1,7 @@
 //! Links are added only where every host reaches the bucket, and removed only without loss.
 
 use millrace_protocol::{
-    admin::{AddLink, JobKind, JobState, LinkStatus, RemoveLink},
+    admin::{AddLink, JobKind, JobState, LinkStatus, Removal, RemoveLink},
     cluster::{Bucket, Link, LinkMode, Links},
     codec::{self, MESSAGE_LEN_MAX},
     metadata::NewNode,
@@ -250,14 +250,60 @@ async fn a_removal_that_was_interrupted_goes_on_after_a_restart_by_itself() {
     let link = world.hydration.list_links().await.unwrap()[0].id;
     world.server.execute(Command::BeginLinkRemoval(link), true).await.unwrap();
     world.restart();
+    run_to_its_end(&world).await;
+    assert!(world.object("a/one").exists(), "the bucket stays as it is");
+}
+
+/// Runs what goes by itself until no link is left.
+async fn run_to_its_end(world: &World) {
     let gone = world.run_beside(async {
         while !world.hydration.list_links().await.unwrap().is_empty() {
             tokio::task::yield_now().await;
         }
     });
     gone.await;
+    assert_gone(world).await;
+}
+
+#[tokio::test]
+async fn a_removal_that_gives_files_up_goes_on_with_that_after_a_restart() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/data/a").await;
+    world.write("/data/a/new", b"1").await;
+    let link = world.hydration.list_links().await.unwrap()[0].id;
+    assert!(world.hydration.list_removals().await.unwrap().is_empty());
+    world.server.troubles.pressed.send_replace(true);
+    // It has begun by the time it is held up.
+    tokio::select! {
+        ended = remove(&world, true) => panic!("nothing holds it up: {ended:?}"),
+        () = world.server.troubles.held_up.notified() => {}
+    }
+    world.server.troubles.pressed.send_replace(false);
+    world.restart();
+    world.find("/data/a/new").await.unwrap();
+    let told = world.hydration.list_removals().await.unwrap();
+    assert_eq!(told, [Removal { link, discard: true }]);
+    run_to_its_end(&world).await;
+}
+
+#[tokio::test]
+async fn who_is_at_work_on_a_removal_gives_up_what_somebody_gives_up_meanwhile() {
+    let (world, _) = going().await;
+    world.write("/data/a/new", b"1").await;
+    let is_given_up = async || world.hydration.list_removals().await.unwrap()[0].discard;
+    assert!(!is_given_up().await);
+    let troubles = &world.server.troubles;
+    troubles.pressed.send_replace(true);
+    let let_on = async {
+        troubles.held_up.notified().await;
+        while !is_given_up().await {
+            tokio::task::yield_now().await;
+        }
+        troubles.pressed.send_replace(false);
+    };
+    let ends = tokio::join!(remove(&world, false), remove(&world, true), let_on);
+    assert_eq!(ends, (Ok(()), Ok(()), ()));
     assert_gone(&world).await;
-    assert!(world.object("a/one").exists(), "the bucket stays as it is");
 }
 
 #[tokio::test]

@@ -68,6 +68,8 @@ pub(super) enum Fault {
     LoseAnswer,
     /// It refuses, and nothing happens.
     Fail(ErrorKind),
+    /// It takes so long before it does what it is asked.
+    Stall(Duration),
     /// Somebody opens and closes this file for writing meanwhile.
     Write(InodeId),
     /// The same, and its answer is lost.

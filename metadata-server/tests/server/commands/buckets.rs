@@ -54,6 +54,7 @@ impl Commands {
         let link = self.link(view);
         match self.random.within(0..3) {
             0 => Command::RemoveLink(link),
+            1 => Command::BeginLinkDiscard(link),
             _ => Command::BeginLinkRemoval(link),
         }
     }
@@ -229,13 +230,14 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..17) {
+        match self.random.within(0..18) {
             12 => Command::SetDeletePropagation(SetDeletePropagation {
                 link: self.link(view),
                 on: percent(&self.random, 80),
             }),
             13 => Command::ForgetDeletion(Box::new(self.deletion(view))),
             16 => Command::ObjectDeleted(Box::new(self.deletion(view))),
+            17 => Command::SweepWhiteouts,
             14 => {
                 let first =
                     vec![LeftOutKey { key: "a//b".to_owned(), reason: LeftOutReason::EmptyPart }];

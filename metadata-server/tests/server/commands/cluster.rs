@@ -3,7 +3,8 @@
 use millrace_metadata_server::{
     apply::FEATURE_LEVEL,
     command::{
-        Command, Format, Loss, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair, Spilled,
+        Command, Format, Loss, NewKey, NoteShown, OpenSession, ReclaimOrphans, RegisterHost,
+        Repair, Spilled,
     },
     store::{
         View, keys,
@@ -11,7 +12,7 @@ use millrace_metadata_server::{
     },
 };
 use millrace_protocol::target::ContentName;
-use millrace_types::{ByteLen, ContentGeneration, GIB, InodeId, TargetId, WriteEpoch};
+use millrace_types::{ByteLen, ContentGeneration, GIB, InodeId, LogIndex, TargetId, WriteEpoch};
 
 use super::Commands;
 use crate::chance::percent;
@@ -64,6 +65,10 @@ impl Commands {
             14 | 15 => Command::Trust,
             16..21 => self.reclaim_orphans(view),
             21..24 => self.spilled(view),
+            24..=26 => {
+                let index = LogIndex(self.random.within(0..1 << 10));
+                Command::NoteShown(NoteShown { target: self.target(), index })
+            }
             _ => self.reclaimed(view),
         }
     }

@@ -6,9 +6,9 @@ use millrace_metadata_server::{
         BeginExport, Command, Commit, CompleteExport, Create, CreateMasked, CreateUnnamed,
         DropDirectory, Envelope, ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries,
         ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut,
-        NoteReads, ObserveObject, OpenSession, OpenWrite, Opener, Publish, PublishInline,
-        ReclaimOrphans, RecordCopy, RegisterHost, Remove, RemoveXattr, Rename, Repair,
-        ResolveConflict, SetAttributes, SetAutoExport, SetDefaults, SetDeletePropagation,
+        NoteReads, NoteShown, ObserveObject, OpenSession, OpenWrite, Opener, Publish,
+        PublishInline, ReclaimOrphans, RecordCopy, RegisterHost, Remove, RemoveXattr, Rename,
+        Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults, SetDeletePropagation,
         SetFetchPolicy, SetLinkOptions, SetPin, SetRefreshInterval, SetTime, SetXattr, Spilled,
         UpdateJob,
     },
@@ -32,7 +32,7 @@ use millrace_protocol::{
 };
 use millrace_types::{
     ByteLen, ChangeCount, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId,
-    InodeId, JobId, Layout, LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
+    InodeId, JobId, Layout, LinkId, LogIndex, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
 };
 
 use super::Sample;
@@ -147,6 +147,7 @@ fn of_cluster() -> Vec<Command> {
         }),
         Command::TargetBlank(TargetId([1; 8])),
         Command::Reclaimed { target: TargetId([2; 8]), through: 0x1112_1314 },
+        Command::NoteShown(NoteShown { target: TargetId([2; 8]), index: LogIndex(0x1112_1314) }),
         Command::Trimmed { inode: InodeId(10), write_epoch: WriteEpoch(11) },
     ]
 }
@@ -341,6 +342,7 @@ fn of_buckets() -> Vec<Command> {
         link(LinkMode::Import),
         link(LinkMode::ImportExport),
         Command::BeginLinkRemoval(LinkId(45)),
+        Command::BeginLinkDiscard(LinkId(98)),
         Command::ForgetEntries(forgotten()),
         Command::ForgetSaved(forgotten()),
         Command::RemoveLink(LinkId(48)),
@@ -523,7 +525,7 @@ fn deletion() -> ForgetDeletion {
 fn of_listings() -> Vec<Command> {
     let note = NoteLeftOut { directory: InodeId(77), keys: 1 << 33, first: left_out() };
     let set = SetRefreshInterval { link: LinkId(80), every_seconds: Some(600) };
-    vec![Command::NoteLeftOut(note), Command::SetRefreshInterval(set)]
+    vec![Command::NoteLeftOut(note), Command::SetRefreshInterval(set), Command::SweepWhiteouts]
 }
 
 pub(super) fn left_out() -> Vec<LeftOutKey> {

@@ -11,8 +11,8 @@ use millrace_metadata_server::{
         DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
         JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LeftOutRecord, LinkRecord,
         LostTarget, OpenRecord, PoolRecord, PristineRecord, ReclaimRecord, RefreshIntervalRecord,
-        RestoreRecord, RunRecord, SelectionRecord, SessionRecord, StatesRecord, TargetRecord,
-        TrimRecord, UnusedRecord, Whiteout,
+        RestoreRecord, RunRecord, SelectionRecord, SessionRecord, ShownRecord, StatesRecord,
+        TargetRecord, TrimRecord, UnusedRecord, Whiteout,
     },
 };
 use millrace_protocol::{
@@ -57,6 +57,7 @@ pub(super) fn samples() -> Vec<Sample> {
             &DistrustRecord { since: Timestamp(-7), reason: "an older copy".to_owned() },
         ),
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
+        Sample::of("ShownRecord", &ShownRecord { index: LogIndex(0x0102_0304) }),
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
         Sample::of("PristineRecord", &PristineRecord { size: 50, file: file() }),
         Sample::of("UnusedRecord", &UnusedRecord { seconds: 604_800 }),

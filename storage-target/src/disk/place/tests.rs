@@ -2,6 +2,7 @@ use super::*;
 use crate::format::superblock::{Layout, Superblock};
 use millrace_types::{ClusterId, MIB, TargetId};
 use rustix::fs::FlockOperation;
+use std::os::unix::fs::MetadataExt;
 
 fn refused(path: &Path, make: bool) -> PlaceError {
     Place::open(path, make).expect_err("refused")
@@ -27,6 +28,12 @@ fn a_directory_gets_a_store_and_is_had_alone() {
 fn the_attachment_of_a_disk_is_the_same_for_all_who_open_what_lies_on_it() {
     let home = tempfile::tempdir().unwrap();
     let first = Place::open(home.path(), true).unwrap().attachment();
+    // The kernel tells it of a disk, a partition's one level higher; of memory there is none.
+    let device = fs::metadata(home.path().join(STORE)).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let is_told = ["diskseq", "../diskseq"].iter().any(|name| device.join(name).exists());
+    assert_eq!(first.is_some(), is_told, "{}", device.display());
     assert_eq!(Place::open(home.path(), false).unwrap().attachment(), first);
     let image = home.path().join("image");
     File::create(&image).unwrap().set_len(5 * MIB).unwrap();

@@ -1,9 +1,10 @@
 //! Reads in several parts on a target with the least memory, and reads of what was given up, or of
 //! what the disk has not kept.
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures::poll;
 use millrace_object_source::{Bucket, LinkSpec, Settings};
 use millrace_protocol::{
     capability::{Content, Origin},
@@ -11,13 +12,14 @@ use millrace_protocol::{
     target::ContentName,
 };
 use millrace_types::{
-    ChunkIndex, ChunkKey, ChunkSize, ClusterId, ContentGeneration, Crc32c, ErrorKind, Failure,
-    GroupEpoch, InodeId, Layout, LinkId, PoolId, SessionId, TargetId, WriteEpoch, WriteNumber,
+    BlockState, ChunkIndex, ChunkKey, ChunkSize, ClusterId, ContentGeneration, Crc32c, ErrorKind,
+    Failure, GroupEpoch, InodeId, Layout, LinkId, PoolId, SessionId, TargetId, WriteEpoch,
+    WriteNumber,
 };
 use tokio::task::JoinHandle;
 
 use crate::{
-    disk::{BufferPool, Operation, simulated::SimulatedDisk},
+    disk::{BufferPool, DiskError, Operation, simulated::SimulatedDisk},
     format::{batch::BootId, superblock},
     hydration::Hydrator,
     links::Links,
@@ -303,6 +305,35 @@ async fn a_read_that_the_disk_fails_once_is_tried_again() {
     fs::remove_dir_all(world.bucket.path()).unwrap();
     world.disk.fail(Operation::Read, 0, libc::EIO);
     assert!(world.read(&view, 0).await.unwrap() == bytes);
+}
+
+#[tokio::test]
+async fn a_sound_block_stays_although_what_another_reads_with_it_meanwhile_fails() {
+    let world = World::new().await;
+    let view = world.hydrate(&object()).await;
+    world.set_unreadable(&view, 9 * 16 + 3).await;
+    let volume = world.store.volume();
+    let snapshot = volume.snapshot(view.key, 0..16).await.unwrap();
+    // Under way for as long as it is not asked for again.
+    world.disk.set_delays(true);
+    let mut other = Box::pin(volume.load(&snapshot, 0, 256));
+    assert!(poll!(&mut other).is_pending());
+    world.disk.set_delays(false);
+    // A read of the first block was refused.
+    let (store, seen) = (world.store.clone(), view.clone());
+    let looking = tokio::spawn(async move {
+        let source = io::Error::from_raw_os_error(libc::EIO);
+        let failed = DiskError::Io { operation: "read", offset: 0, len: 4096, source };
+        store.give_up_damaged(&seen, [0], failed.into()).await
+    });
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(looking.is_finished(), "it waits for nobody else's read");
+    looking.await.unwrap().unwrap();
+    other.await.expect_err("block 9 is not read");
+    let snapshot = volume.snapshot(view.key, 0..1).await.unwrap();
+    assert_eq!(snapshot.state(0), BlockState::Clean);
 }
 
 #[tokio::test]

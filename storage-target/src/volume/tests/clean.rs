@@ -190,9 +190,27 @@ async fn an_answer_that_comes_late_drops_nothing() {
     let says = Says::judge_of(&volume, Some(true));
     *says.thinks.lock().unwrap() = Some(time);
     damage(&disk, &volume, key(1, 0), 17).await;
+    let mark = volume.drop_mark(&key(1, 0));
     scrub(&volume).await;
     assert_eq!((says.asked(), listed(&volume)), (1, vec![name(key(1, 0), 1)]));
     assert_eq!(states(&volume, 2).await, [BlockState::Clean; 2]);
+    assert_eq!(volume.drop_mark(&key(1, 0)), mark, "what is being fetched will be stored");
+}
+
+#[tokio::test]
+async fn where_an_answer_has_come_late_it_is_asked_again_without_another_pass() {
+    let (disk, volume, time, _) = filled().await;
+    let says = Says::judge_of(&volume, Some(true));
+    *says.thinks.lock().unwrap() = Some(time.clone());
+    damage(&disk, &volume, key(1, 0), 17).await;
+    scrub(&volume).await;
+    assert_eq!((says.asked(), listed(&volume)), (1, vec![name(key(1, 0), 1)]));
+    *says.thinks.lock().unwrap() = None;
+    time.advance(AGAIN);
+    rest().await;
+    volume.take_second_looks().await.unwrap();
+    assert_eq!((says.asked(), listed(&volume)), (2, vec![]));
+    assert_eq!(states(&volume, 2).await, [BlockState::Clean, BlockState::Absent]);
 }
 
 #[tokio::test]

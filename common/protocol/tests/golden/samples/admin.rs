@@ -4,9 +4,9 @@ use millrace_protocol::admin::{
     AddLink, AttributeSource, AwaitJob, CancelJob, ChunkPlace, ClusterStatus, ClusterStatusReply,
     FileState, Health, Job, JobFailure, JobKind, JobReply, JobState, JobsReply, Keep, LayoutReply,
     LinkOptions, LinkOptionsReply, LinkReply, LinkStatus, LinksReply, ListJobs, ListLinkOptions,
-    ListLinks, LogStatus, RemoveLink, ResolveConflict, ResolveReply, SessionStatus, SetLayout,
-    SetLinkOptions, ShowJob, ShowLayout, ShowState, StartJob, StateReply, StateSum, TargetState,
-    TargetStatus,
+    ListLinks, ListRemovals, LogStatus, Removal, RemovalsReply, RemoveLink, ResolveConflict,
+    ResolveReply, SessionStatus, SetLayout, SetLinkOptions, ShowJob, ShowLayout, ShowState,
+    StartJob, StateReply, StateSum, TargetState, TargetStatus,
 };
 use millrace_protocol::cluster::LinkMode;
 use millrace_types::{
@@ -60,12 +60,14 @@ fn cluster() -> Vec<Sample> {
         jobs: vec![job()],
         reclaim_entries: 6,
     };
+    let removals = RemovalsReply { links: vec![Removal { link: LinkId(3), discard: true }] };
     let add = AddLink { path: path(), bucket: bucket(), mode: LinkMode::Import };
     [
         pair(&ClusterStatus {}, &status),
         pair(&add, &LinkReply { link: link() }),
         pair(&ListLinks {}, &LinksReply { links: vec![link()] }),
         pair(&RemoveLink { path: path(), discard: true }, &done()),
+        pair(&ListRemovals {}, &removals),
     ]
     .into_iter()
     .flatten()

@@ -63,6 +63,10 @@ impl TestServer {
         match fault {
             None => Ok(Box::new(work.await?)),
             Some(Fault::Fail(kind)) => Err(kind.into()),
+            Some(Fault::Stall(time)) => {
+                tokio::time::sleep(time).await;
+                Ok(Box::new(work.await?))
+            }
             Some(Fault::LoseAnswer) => {
                 work.await?;
                 Err(ErrorKind::Unavailable.into())
