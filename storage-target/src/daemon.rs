@@ -25,7 +25,7 @@ use crate::{
     metrics::Counters,
     misses::Misses,
     sessions::{Attached, Sessions},
-    store::Store,
+    store::{Hold, Store},
 };
 
 mod bodies;
@@ -109,10 +109,10 @@ impl Daemon {
     }
 
     /// Serves a target, too, whose disk came later than the others, as soon as the metadata server
-    /// has taken it for what it was.
+    /// has taken it for what it was, or could not compare it.
     pub(crate) fn add(&self, store: Store) {
         let words = format!("target {} has yet to show that it is no older copy", store.id());
-        drop(store.hold_back(Some(words)));
+        drop(store.hold_back(Some(Hold::Unseen(words))));
         self.bodies.add(store.id());
         self.stores.add(store);
     }

@@ -91,7 +91,8 @@ impl Member {
                         );
                     }
                     failing = false;
-                    let is_new = incarnation.is_none();
+                    // One whose disk came later is held back by itself.
+                    let is_first = self.daemon.cluster.newest_key().is_none();
                     let restarted = incarnation.is_some_and(|known| known != news.incarnation);
                     // A restarted server is told everything again at once.
                     incarnation = (!restarted).then_some(news.incarnation);
@@ -101,7 +102,7 @@ impl Member {
                     comparisons.begin(news.incarnation, Instant::now(), |target| {
                         compare_log(Arc::clone(&self.daemon), self.metadata.clone(), target)
                     });
-                    if is_new || restarted {
+                    if is_first || restarted {
                         // Without map and keys nobody is served: from an older copy of a target
                         // nothing shall be. And what targets have seen of a server's log says more
                         // than what they hold, of which they tell when they register.
@@ -287,7 +288,10 @@ async fn compare_log(
     target: TargetId,
 ) -> Result<u64, Failure> {
     loop {
-        let witness = daemon.log_witness(target).await?;
+        let shown = daemon.log_witness(target).await;
+        let witness = shown.inspect_err(|failure| {
+            daemon.handle_compared(target, Some(failure));
+        })?;
         let request = CompareLog { targets: vec![witness] };
         let compared = metadata.call(&request, CallOptions::control(PATIENCE)).await;
         daemon.handle_compared(target, compared.as_ref().err());

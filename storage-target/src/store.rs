@@ -54,7 +54,25 @@ pub(crate) struct Store {
     releaser: Releaser,
     exported: Arc<Mutex<Exported>>,
     /// Why it serves nobody.
-    held_back: Arc<RwLock<Option<String>>>,
+    held_back: Arc<RwLock<Option<Hold>>>,
+}
+
+/// Why a target serves nobody, in words.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Hold {
+    /// The metadata server has yet to see what it shows.
+    Unseen(String),
+    /// It is an older copy of itself.
+    Older(String),
+}
+
+impl Hold {
+    /// The words.
+    pub(crate) fn into_words(self) -> String {
+        match self {
+            Self::Unseen(words) | Self::Older(words) => words,
+        }
+    }
 }
 
 /// Bytes that were read.
@@ -142,14 +160,23 @@ impl Store {
 
     /// Why the target serves nobody, if so.
     pub(crate) fn held_back(&self) -> Option<String> {
-        self.held_back.read().unwrap_or_else(PoisonError::into_inner).clone()
+        let held_back = self.held_back.read().unwrap_or_else(PoisonError::into_inner).clone();
+        held_back.map(Hold::into_words)
     }
 
     /// Has the target serve nobody from now on, for a reason, or everybody again; returns what was
     /// so before.
-    pub(crate) fn hold_back(&self, why: Option<String>) -> Option<String> {
+    pub(crate) fn hold_back(&self, why: Option<Hold>) -> Option<Hold> {
         let mut held_back = self.held_back.write().unwrap_or_else(PoisonError::into_inner);
         mem::replace(&mut *held_back, why)
+    }
+
+    /// What it shows cannot be compared now, which is no reason to serve nobody for longer.
+    pub(crate) fn end_unseen(&self) {
+        let mut held_back = self.held_back.write().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*held_back, Some(Hold::Unseen(_))) {
+            *held_back = None;
+        }
     }
 
     /// What lies on the target from a place on, at most `limit` chunks.

@@ -28,6 +28,9 @@ pub fn compare_log(
         if !is_lost(core, witness.target)? {
             check_own_target(core, client, witness.target)?;
             witnesses.push(*witness);
+        } else if core.is_older_copy(witness.target) {
+            // Its daemon may have an old map yet, by which it would serve it.
+            return Err(Failure::new(ErrorKind::Stale, "the target was given up"));
         }
     }
     let mut older = Ok(());

@@ -20,7 +20,7 @@ use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
 use super::Daemon;
 use crate::{
     links,
-    store::{Behind, Store},
+    store::{Behind, Hold, Store},
     view::ChunkView,
 };
 
@@ -190,22 +190,23 @@ impl Daemon {
     }
 
     /// What a target has shown was looked at: one that is an older copy of itself serves nobody
-    /// until it is not, or an operator takes it as it is. Of other failures nothing follows.
+    /// until it is not, or an operator takes it as it is. After other failures it is served as it
+    /// was, and one that nobody has looked at is.
     pub(crate) fn handle_compared(&self, target: TargetId, failure: Option<&Failure>) {
         let Some(store) = self.stores.get(&target) else { return };
         match failure {
             None => {
-                if let Some(why) = store.hold_back(None) {
+                if let Some(why) = store.hold_back(None).map(Hold::into_words) {
                     tracing::info!(%target, why, "the target is served now");
                 }
             }
             Some(failure) if failure.kind == ErrorKind::Stale => {
-                let why = failure.message.clone();
-                if store.hold_back(Some(why.clone())).as_ref() != Some(&why) {
-                    tracing::error!(%target, why, "the target is not served");
+                let hold = Hold::Older(failure.message.clone());
+                if store.hold_back(Some(hold.clone())).as_ref() != Some(&hold) {
+                    tracing::error!(%target, why = failure.message, "the target is not served");
                 }
             }
-            Some(_) => {}
+            Some(_) => store.end_unseen(),
         }
     }
 

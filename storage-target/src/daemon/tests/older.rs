@@ -41,6 +41,9 @@ async fn an_older_copy_of_a_target_serves_nobody_until_it_is_taken_for_what_it_w
     assert_eq!(daemon.describe_target(&describe).unwrap_err(), older, "an operator hears why");
     assert_eq!(daemon.log_witness(TARGET).await.unwrap().seen, None, "it goes on showing that");
 
+    daemon.handle_compared(TARGET, Some(&Failure::from(ErrorKind::Unavailable)));
+    assert!(daemon.read(&client, &read).await.is_err(), "it is an older copy still");
+
     daemon.handle_compared(TARGET, None);
     assert_eq!(world.read(&client, 1).await.concat().len(), MIB as usize);
 }

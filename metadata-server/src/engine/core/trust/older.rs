@@ -98,6 +98,12 @@ impl Core {
         Ok(())
     }
 
+    /// Whether a target was last seen as an older copy of itself.
+    #[must_use]
+    pub fn is_older_copy(&self, target: TargetId) -> bool {
+        self.doubt.shown.older.contains_key(&target)
+    }
+
     /// A sentence for each target that is an older copy of itself.
     #[must_use]
     pub fn older_copies(&self) -> Vec<String> {
@@ -177,7 +183,7 @@ fn note(target: TargetId, index: LogIndex) -> Command {
 fn words(target: TargetId) -> String {
     format!(
         "target {target} is an older copy of itself, such as an image of its disk or a snapshot of \
-         its machine, and serves nobody: what was overwritten since would be as it was then. Bring \
+         its machine, or its disk has lost what it had called durable, and it serves nobody: what was overwritten since would be as it was then. Bring \
          the newer disk back; or take it out of its daemon's settings and give it up (millrace \
          target lost {target}); or take it as it is (millrace fsck trust)"
     )
