@@ -203,8 +203,10 @@ impl Pair {
                 let next: Given = commands.next(core.view());
                 time.advance(next.pause);
                 let writes = written_by(core.view(), &next.command);
+                let before = core.last_index();
                 let outcome = execute(core, &next);
-                if outcome.is_ok() {
+                // One whose number was used before is answered as that was, and does nothing.
+                if outcome.is_ok() && core.last_index() > before {
                     written.extend(writes);
                     what_was_written_is_not_clean(core.view(), &next.command, &mut written);
                 }
