@@ -123,8 +123,8 @@ impl<E: Environment> Hydration<E> {
     }
 
     /// Settles exports that were interrupted, then runs jobs, follows reported changes, lists links
-    /// again that say so, goes on with removals of links, takes away what hides nothing any more and
-    /// fetches ahead of readers until `stop`.
+    /// again that say so, goes on with removals of links, takes away what hides nothing any more
+    /// and fetches ahead of readers until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         tokio::join!(
             self.jobs.run(stop.clone()),

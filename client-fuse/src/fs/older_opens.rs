@@ -38,8 +38,8 @@ impl Paged {
         }
     }
 
-    /// The server has shown the file at `now`, under a lease or not, as its pages are or not; `most`
-    /// is the longest pause.
+    /// The server has shown the file at `now`, under a lease or not, as its pages are or not. No
+    /// pause is longer than `most`.
     fn handle_look(&mut self, now: Instant, most: Duration, is_covered: bool, is_same: bool) {
         self.pause = match is_same && !is_covered {
             true => (2 * self.pause).min(most),

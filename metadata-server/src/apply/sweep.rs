@@ -2,11 +2,11 @@
 //! of links that are removed.
 //!
 //! Where names were removed by the million there are as many. One command takes
-//! [`BATCH_MAX`](crate::command::BATCH_MAX) records of them along at most; a directory that has more
-//! is marked, and later commands take what is left. So nobody waits for all of them, and no batch has
-//! them all. As long as the directory shows its link none of them may go: the names would come back.
-//! A mark says that nobody looks for them, since ids are never used twice; a directory that shows
-//! another link later loses it before.
+//! [`BATCH_MAX`](crate::command::BATCH_MAX) records of them along at most; a directory that has
+//! more is marked, and later commands take what is left. So nobody waits for all of them, and no
+//! batch has them all. As long as the directory shows its link none of them may go: the names would
+//! come back. A mark says that nobody looks for them, since ids are never used twice; a directory
+//! that shows another link later loses it before.
 
 use std::ops::Bound;
 

@@ -183,8 +183,9 @@ fn note(target: TargetId, index: LogIndex) -> Command {
 fn words(target: TargetId) -> String {
     format!(
         "target {target} is an older copy of itself, such as an image of its disk or a snapshot of \
-         its machine, or its disk has lost what it had called durable, and it serves nobody: what was overwritten since would be as it was then. Bring \
-         the newer disk back; or take it out of its daemon's settings and give it up (millrace \
-         target lost {target}); or take it as it is (millrace fsck trust)"
+         its machine, or its disk has lost what it had called durable, and it serves nobody: what \
+         was overwritten since would be as it was then. Bring the newer disk back; or take it out \
+         of its daemon's settings and give it up (millrace target lost {target}); or take it as it \
+         is (millrace fsck trust)"
     )
 }
