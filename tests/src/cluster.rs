@@ -50,6 +50,16 @@ impl Wish {
     }
 }
 
+/// How many requests of a connection go past the network. Of tests in `tests/cluster` none: there
+/// the daemons stand for those of several hosts. `MILLRACE_TEST_SAME_HOST_STREAMS` says otherwise.
+fn same_host_streams() -> String {
+    let program = env::current_exe().unwrap_or_default();
+    let is_cluster =
+        program.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"cluster-"));
+    let by_default = if is_cluster { "0" } else { "64" };
+    env::var("MILLRACE_TEST_SAME_HOST_STREAMS").unwrap_or_else(|_| by_default.to_owned())
+}
+
 /// A running cluster with one mount.
 #[derive(Debug)]
 pub struct Cluster {
@@ -224,6 +234,7 @@ impl Cluster {
     pub fn cli(&self, arguments: &[&str]) -> Result<Said> {
         let mut command = Command::new(binaries().join("millrace"));
         command.arg("--dir").arg(self.dir()).args(arguments);
+        command.env("MILLRACE_NETWORK__SAME_HOST_STREAMS", same_host_streams());
         command.envs(self.wish.environment.iter().cloned());
         finish(&mut command, PATIENCE)
     }

@@ -66,7 +66,7 @@ macro_rules! requests {
 use crate::{
     access, admin, ahead, backup, bucket, by_state, cluster, control, delegation, file_list, fsck,
     job_detail, job_options, lease, left_out, lock, loss, metadata, refresh, release, requests,
-    selection, session, storage, tallied, target, unused, upkeep,
+    same_host, selection, session, storage, tallied, target, unused, upkeep,
 };
 
 requests! {
@@ -84,6 +84,8 @@ requests! {
     CheckLog = 0x0106, session::CheckLog => session::CheckLogReply;
     /// After a restart of the server: the session has declared whatever it has from before.
     AllTold = 0x0107, session::AllTold => session::Done;
+    /// Where a server on the caller's own host takes requests besides. The transport answers it.
+    FindSocket = 0x0108, same_host::FindSocket => same_host::FoundSocket;
 
     /// Finds a name in a directory.
     Lookup = 0x0201, metadata::Lookup => metadata::InodeReply;

@@ -5,8 +5,8 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), `messages` (what else is sent), [`session`], [`capability`], [`metadata`], [`lease`],
-//! [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`], [`target`], [`release`],
+//! table), `messages` (what else is sent), [`session`], [`same_host`], [`capability`], [`metadata`],
+//! [`lease`], [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`], [`target`], [`release`],
 //! [`admin`], [`selection`], [`job_options`], [`by_state`], [`upkeep`], [`loss`], [`bucket`],
 //! [`left_out`], [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`], [`control`].
 
@@ -36,6 +36,7 @@ pub mod metadata;
 pub mod refresh;
 pub mod release;
 pub mod requests;
+pub mod same_host;
 pub mod selection;
 pub mod session;
 pub mod storage;

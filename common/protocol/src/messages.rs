@@ -5,7 +5,8 @@ use millrace_types::Failure;
 use crate::{
     admin, ahead, backup, bucket, by_state, capability, cluster, codec::messages, control,
     delegation, file_list, fsck, job_detail, job_options, lease, left_out, lock, loss, metadata,
-    refresh, release, requests, selection, session, storage, tallied, target, unused, upkeep,
+    refresh, release, requests, same_host, selection, session, storage, tallied, target, unused,
+    upkeep,
 };
 
 messages! {
@@ -17,6 +18,7 @@ messages! {
     session::Done,
     session::DeclareReply,
     session::CheckLogReply,
+    same_host::FoundSocket,
     metadata::InodeReply,
     metadata::DirectoryPage,
     metadata::XattrReply,

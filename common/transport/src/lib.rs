@@ -6,7 +6,7 @@
 //!
 //! Modules, in reading order: [`identity`], [`authority`], [`settings`], [`body`], [`client`],
 //! [`server`], [`local`]; below them, private: `tls`, `ciphers`, `socket`, `endpoint`, `windows`,
-//! `stream`, `failure`.
+//! `stream`, `same_host`, `failure`.
 
 pub mod authority;
 pub mod body;
@@ -16,6 +16,7 @@ mod endpoint;
 mod failure;
 pub mod identity;
 pub mod local;
+mod same_host;
 pub mod server;
 pub mod settings;
 mod socket;

@@ -8,7 +8,8 @@
 //! # Bounds
 //! Handshakes under way, connections in all and for each host, requests for each connection, the
 //! time to send a message, the length of a message and the memory for unread bytes are all limited
-//! by [`TransportSettings`]. Only header and message are read before the service is asked. A body
+//! by [`TransportSettings`]; for [peers of this host](crate::TransportSettings::same_host_streams)
+//! the buffers of local sockets take the place of windows. Only header and message are read before the service is asked. A body
 //! is read when the service asks for it; until then QUIC's flow control keeps all but
 //! `stream_window_bytes` of it at the sender. Windows are shared out so that all connections
 //! together fit `receive_budget_bytes`, and so that requests whose bodies nobody reads yet can
@@ -21,6 +22,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::unix::net::UnixListener as StdListener,
     sync::Arc,
 };
 
@@ -33,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Identity, TransportSettings,
     endpoint::{Endpoint, EndpointParts},
+    same_host::HostSocket,
     settings::SettingsError,
     socket::Sharing,
     tls::{self, ServerKeys, TlsError},
@@ -97,7 +100,9 @@ impl Server {
     ) -> Result<Self, ServerError> {
         settings.check()?;
         let keys = ServerKeys::derive(identity);
-        let acceptor = Acceptor::new(tls::server(identity)?, &settings, service, shutdown);
+        let (same_host, listener) = same_host_socket(&settings).unzip();
+        let tls = tls::server(identity)?;
+        let acceptor = Acceptor::new(tls, &settings, service, shutdown, same_host.clone());
         let open = |bind: SocketAddr, sharing: Sharing| {
             let parts = EndpointParts {
                 bind,
@@ -109,6 +114,7 @@ impl Server {
             Endpoint::start("quic-server", parts, &settings)
         };
         let mut local = bind;
+        let mut socket = same_host.zip(listener);
         for nth in 0..settings.server_sockets {
             let sharing = match (settings.server_sockets, nth) {
                 (1, _) => Sharing::Alone,
@@ -125,6 +131,14 @@ impl Server {
                 .local_addr()
                 .map_err(|source| ServerError::Bind { bind, source })?;
             let runtime = endpoint.runtime().clone();
+            if let Some((socket, listener)) = socket.take() {
+                let (acceptor, shutdown_too) = (Arc::clone(&acceptor), shutdown.clone());
+                let serve = move |connection, stream| {
+                    request::serve_stream(Arc::clone(&acceptor), connection, stream)
+                };
+                let serve = socket.serve(listener, shutdown_too, serve);
+                drop(shutdown.tasks().spawn_on(&runtime, "local streams", serve));
+            }
             let serve = Arc::clone(&acceptor).serve(endpoint);
             drop(shutdown.tasks().spawn_on(&runtime, "quic server", serve));
         }
@@ -147,6 +161,22 @@ impl Server {
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Server").field(&self.local).finish()
+    }
+}
+
+/// The socket through which peers of this host get past the network, unless there is to be none.
+fn same_host_socket(
+    settings: &TransportSettings,
+) -> Option<(Arc<HostSocket<Connection>>, StdListener)> {
+    let streams_max = usize::from(settings.same_host_streams);
+    let bound =
+        (streams_max > 0).then(|| HostSocket::bind(streams_max, settings.send_budget_bytes))?;
+    match bound {
+        Ok((socket, listener)) => Some((Arc::new(socket), listener)),
+        Err(error) => {
+            tracing::warn!(%error, "no local socket: peers of this host use the network");
+            None
+        }
     }
 }
 

@@ -23,9 +23,14 @@ pub struct TransportSettings {
     /// How much of a body a peer may send before the server has asked for it, in bytes per request.
     /// Larger helps a single writer over a long line; costs memory for each request in flight.
     pub stream_window_bytes: u32,
-    /// Requests that one connection may have in flight at a server, 1 to 1024. Places of ended ones
+    /// Requests that one connection may have in flight at a server over QUIC, 1 to 1024. Places of ended ones
     /// are given back in steps of an eighth.
     pub streams_per_connection: u32,
+    /// Requests that a connection between two daemons of one host may have in flight besides, past
+    /// the network, over local sockets: 0 to 1024. The less of both ends counts; 0 sends all over
+    /// QUIC. Each socket takes a megabyte of kernel memory at most, and `send_budget_bytes` is
+    /// enough for all of a server.
+    pub same_host_streams: u16,
     /// Received bytes that all connections of this node together may hold in memory.
     pub receive_budget_bytes: u64,
     /// Bytes that one connection may have sent without confirmation.
@@ -66,6 +71,7 @@ impl Default for TransportSettings {
             socket_buffer_bytes: 8 * MIB,
             stream_window_bytes: 256 * KIB,
             streams_per_connection: 64,
+            same_host_streams: 64,
             receive_budget_bytes: 128 * u64::from(MIB),
             send_window_bytes: 16 * MIB,
             send_budget_bytes: 256 * u64::from(MIB),
@@ -153,6 +159,7 @@ impl TransportSettings {
         within("stream_window_bytes", window, 16 * kib, 16 * mib)?;
         let streams = self.streams_per_connection.into();
         within("streams_per_connection", streams, 1, 1024)?;
+        within("same_host_streams", self.same_host_streams.into(), 0, 1024)?;
         let (budget, least) = (self.receive_budget_bytes, 8 * window);
         within("receive_budget_bytes", budget, least, 64 * 1024 * mib)?;
         let window = self.send_window_bytes.into();

@@ -129,7 +129,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowSelection
         | Kind::ShowLeftOut
         | Kind::RetryJob => &[Role::Admin, Role::Client],
-        Kind::Attach
+        // The transport answers it, for whoever has a connection.
+        Kind::FindSocket
+        | Kind::Attach
         | Kind::Read
         | Kind::Write
         | Kind::Zero

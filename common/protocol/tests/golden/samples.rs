@@ -25,6 +25,7 @@ use millrace_protocol::{
     cluster::LogPoint,
     codec,
     control::{DescribeMount, MountDescription},
+    same_host::{FindSocket, FoundSocket},
     session::{
         AllTold, Caller, CheckLog, CheckLogReply, CloseSession, Declare, DeclareReply, Done, Held,
         Hello, HelloReply, OpenSession, Operation, RenewTicket, SessionReply,
@@ -123,6 +124,15 @@ fn sessions() -> Vec<Sample> {
             &CheckLogReply { kept: LogIndex(97) },
         ),
         pair(&AllTold { session: SessionId(7), incarnation: 0x1122_3344_5566_7788 }, &done()),
+        pair(
+            &FindSocket {},
+            &FoundSocket {
+                name: b"millrace/77".to_vec(),
+                owner: 999,
+                ticket: [0x5a; 32],
+                streams_max: 64,
+            },
+        ),
         pair(&DescribeMount {}, &mount),
     ]
     .into_iter()

@@ -3,26 +3,30 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
+use millrace_protocol::same_host::FindSocket;
 use millrace_protocol::{
     Request, RequestKind, codec,
     frame::{BODY_LEN_MAX, Shape},
     version::ProtocolVersion,
 };
 use millrace_types::{ErrorKind, Failure};
-use quinn::SendStream;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use super::{CallOptions, Lane};
 use crate::{
     Body, PeerIdentity,
     failure::{self, CloseCode},
-    stream::{FrameReader, FrameWriteError, Label, write_frame},
+    same_host::{SameHost, Taken, is_same_host},
+    stream::{FrameReader, FrameSender, FrameWriteError, Label, write_frame},
     windows::Share,
 };
 
@@ -78,6 +82,10 @@ pub(super) struct Live {
     last_use: Mutex<Instant>,
     /// Somebody has met its end.
     closed: AtomicBool,
+    /// Fires then.
+    ended: CancellationToken,
+    /// The way past the network, where there is one.
+    same_host: OnceLock<Arc<SameHost>>,
     _share: Share,
 }
 
@@ -93,6 +101,8 @@ impl Live {
             next_request: AtomicU64::new(1),
             last_use: Mutex::new(Instant::now()),
             closed: AtomicBool::new(false),
+            ended: CancellationToken::new(),
+            same_host: OnceLock::new(),
             _share: share,
         }
     }
@@ -113,6 +123,7 @@ impl Live {
     pub(super) fn is_closed(&self) -> bool {
         if !self.is_known_closed() && self.quic.close_reason().is_some() {
             self.closed.store(true, Ordering::Release);
+            self.ended.cancel();
         }
         self.is_known_closed()
     }
@@ -172,26 +183,104 @@ impl Live {
         Some(InFlight { live: Arc::clone(self), is_use })
     }
 
+    /// Looks for a way past the network: before the first request, if the peer is on this host. At
+    /// most `streams_max` requests go there at a time, over sockets that `runtime` watches.
+    pub(super) async fn find_same_host(&self, streams_max: u16, runtime: &Handle) {
+        if streams_max == 0 || !is_same_host(&self.quic) {
+            return;
+        }
+        let looking = async {
+            let outgoing = Outgoing::new(&FindSocket {}, Body::default(), FIND_TIMEOUT)?;
+            let mut streams = self.open().await?;
+            let (message, _) = self.over(&mut streams, &outgoing, FIND_TIMEOUT).await??;
+            streams.done = true;
+            Ok::<_, Failure>(codec::decode(&message)?)
+        };
+        match tokio::time::timeout(FIND_TIMEOUT, looking).await {
+            Ok(Ok(found)) => {
+                let (streams_max, ended) = (usize::from(streams_max), self.ended.clone());
+                if let Some(way) = SameHost::new(&found, streams_max, runtime.clone(), ended) {
+                    drop(self.same_host.set(way));
+                }
+            }
+            Ok(Err(failure)) => tracing::debug!(%failure, "no way past the network"),
+            Err(_) => tracing::debug!("no answer about a way past the network"),
+        }
+    }
+
     /// Sends a request and waits for the answer: message and body.
     pub(super) async fn exchange(
         &self,
         outgoing: &Outgoing,
         deadline: Duration,
     ) -> Result<(Bytes, Body), Failure> {
-        let (send, receive) = self.quic.open_bi().await.map_err(|error| self.lost(&error))?;
-        let mut streams =
-            Streams { send, receive: FrameReader::new(receive, self.version), done: false };
-        let outcome = self.over(&mut streams, outgoing, deadline).await;
-        streams.done = outcome.is_ok();
-        outcome
+        if let Some(taken) = self.same_host.get().and_then(SameHost::take)
+            && let Some(answer) = self.past_network(taken, outgoing, deadline).await
+        {
+            return answer;
+        }
+        let mut streams = self.open().await?;
+        let answer = self.over(&mut streams, outgoing, deadline).await?;
+        streams.done = answer.is_ok();
+        answer
     }
 
+    /// The same over a local stream. `None`: nothing could be sent there.
+    async fn past_network(
+        &self,
+        mut taken: Taken,
+        outgoing: &Outgoing,
+        deadline: Duration,
+    ) -> Option<Result<(Bytes, Body), Failure>> {
+        let ticket = taken.ticket();
+        let mut streams = Streams {
+            receive: FrameReader::of_host(taken.stream(), Bytes::new(), self.version),
+            send: FrameSender::Host(Arc::clone(taken.stream()), ticket),
+            done: false,
+        };
+        let answered = tokio::select! {
+            biased;
+            answered = self.over(&mut streams, outgoing, deadline) => answered,
+            () = self.ended.cancelled() => Err(self.named(ErrorKind::Unavailable.into())),
+        };
+        streams.done = answered.is_ok();
+        drop(streams);
+        match answered {
+            Ok(answer) => {
+                // A server that could not read the request hangs up behind such an answer.
+                let unread = [ErrorKind::Protocol, ErrorKind::NotSupported];
+                if !answer.as_ref().is_err_and(|failure| unread.contains(&failure.kind)) {
+                    taken.give_back();
+                }
+                Some(answer)
+            }
+            Err(_) if taken.give_up() && !self.ended.is_cancelled() => None,
+            Err(failure) => Some(Err(self.why_ended().await.unwrap_or(failure))),
+        }
+    }
+
+    /// A stream of QUIC for one request.
+    async fn open(&self) -> Result<Streams, Failure> {
+        let (send, receive) = self.quic.open_bi().await.map_err(|error| self.lost(&error))?;
+        let receive = FrameReader::new(receive, self.version);
+        Ok(Streams { send: FrameSender::Quic(send), receive, done: false })
+    }
+
+    /// Why a local stream has ended: where the connection has, which says so a moment later, that.
+    fn why_ended(&self) -> BoxFuture<'_, Option<Failure>> {
+        Box::pin(async {
+            let closed = tokio::time::timeout(END_PAUSE, self.quic.closed()).await.ok()?;
+            Some(self.lost(&closed))
+        })
+    }
+
+    /// The answer of the server, which may be a failure; fails when there is none.
     async fn over(
         &self,
         streams: &mut Streams,
         outgoing: &Outgoing,
         deadline: Duration,
-    ) -> Result<(Bytes, Body), Failure> {
+    ) -> Result<Result<(Bytes, Body), Failure>, Failure> {
         let id = self.next_request.fetch_add(1, Ordering::Relaxed);
         let shape = Shape::Request { kind: outgoing.kind, deadline_ms: whole_ms(deadline) };
         let label = Label { version: self.version, shape, request_id: id };
@@ -202,20 +291,30 @@ impl Live {
             Err(FrameWriteError::TooLong(why)) => {
                 return Err(Failure::new(ErrorKind::InvalidArgument, why));
             }
-            Err(FrameWriteError::Stream(error)) => match failure::of_write(&error) {
+            Err(FrameWriteError::Quic(error)) => match failure::of_write(&error) {
                 Some(failure) => return Err(self.named(failure)),
                 // The server has answered without waiting for the body.
                 None => tracing::trace!(id, "body not wanted"),
             },
+            Err(error @ FrameWriteError::Host(_)) => {
+                return Err(self.named(Failure::new(ErrorKind::Unavailable, error.to_string())));
+            }
         }
         let named = |failure| self.named(unsent(failure));
         let (header, message) = streams.receive.message().await.map_err(named)?;
+        // 0: of a request that the server could not read, or does not let in.
+        if ![id, 0].contains(&header.request_id) {
+            return Err(named(Failure::new(
+                ErrorKind::Protocol,
+                "the answer is another request's",
+            )));
+        }
         match header.shape {
             Shape::Reply => {
                 let body = streams.receive.body().await.map_err(named)?;
-                Ok((message, body))
+                Ok(Ok((message, body)))
             }
-            Shape::Failure { .. } => Err(codec::decode::<Failure>(&message)?),
+            Shape::Failure { .. } => Ok(Err(codec::decode::<Failure>(&message)?)),
             Shape::Request { .. } => {
                 Err(named(Failure::new(ErrorKind::Protocol, "the answer is a request")))
             }
@@ -270,7 +369,7 @@ impl Drop for InFlight {
 
 /// A request's stream, taken back unless its answer has arrived.
 struct Streams {
-    send: SendStream,
+    send: FrameSender,
     receive: FrameReader,
     done: bool,
 }
@@ -278,12 +377,17 @@ struct Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         if !self.done {
-            // Fails only when everything was sent and confirmed; the stop says it then.
-            drop(self.send.reset(CloseCode::Cancelled.code()));
+            self.send.cancel();
             self.receive.stop();
         }
     }
 }
+
+/// How long a server may take to say where a local socket is; it knows.
+const FIND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A server that ends a connection ends its local streams in the same moment.
+const END_PAUSE: Duration = Duration::from_millis(250);
 
 /// A count that requests never reach.
 const ENDED: usize = usize::MAX / 2;

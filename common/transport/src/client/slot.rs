@@ -193,6 +193,9 @@ async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<
                 prefer(peer, at, address);
                 let share = peer.endpoints.windows().join(&secured.quic);
                 let live = Arc::new(Live::new(secured, lane, number, share));
+                let runtime = peer.endpoints.endpoint(lane, index).runtime();
+                let streams_max = peer.endpoints.settings().same_host_streams;
+                live.find_same_host(streams_max, runtime).await;
                 introduce(peer, &live).await?;
                 keep_alive::start(peer, lane, index, &live);
                 return Ok(live);

@@ -21,9 +21,11 @@ use crate::{
     endpoint::{CLOSE_PAUSE, Endpoint, transport_config},
     failure::{self, CloseCode},
     identity::of_connection,
-    stream::negotiated,
+    same_host::HostSocket,
+    stream::{FrameReader, FrameSender, negotiated},
     windows::WindowShares,
 };
+use millrace_protocol::same_host::FoundSocket;
 
 /// The state that all sockets of one server share.
 pub(super) struct Acceptor {
@@ -38,8 +40,10 @@ pub(super) struct Acceptor {
     windows: WindowShares,
     local_config: Arc<ServerConfig>,
     remote_config: Arc<ServerConfig>,
-    requests: TaskTracker,
+    pub(super) requests: TaskTracker,
     next_id: AtomicU64,
+    /// Where peers of this host get past the network.
+    same_host: Option<Arc<HostSocket<Connection>>>,
 }
 
 impl Acceptor {
@@ -48,6 +52,7 @@ impl Acceptor {
         settings: &TransportSettings,
         service: Arc<dyn Service>,
         shutdown: &Shutdown,
+        same_host: Option<Arc<HostSocket<Connection>>>,
     ) -> Arc<Self> {
         let windows = WindowShares::of_server(settings);
         let handshakes_max = settings.handshakes_max as usize;
@@ -76,6 +81,7 @@ impl Acceptor {
             windows,
             requests: TaskTracker::new(),
             next_id: AtomicU64::new(1),
+            same_host,
         })
     }
 
@@ -86,6 +92,12 @@ impl Acceptor {
 
     pub(super) fn connection_count(&self) -> usize {
         self.admission.count()
+    }
+
+    /// Where a peer of this host gets past the network. `None`: it is none, or there is no way.
+    pub(super) fn show_socket(&self, connection: &Arc<Connection>) -> Option<FoundSocket> {
+        let socket = self.same_host.as_ref().filter(|_| connection.is_of_this_host())?;
+        Some(socket.show(connection))
     }
 
     /// Serves one socket until shutdown.
@@ -190,21 +202,33 @@ impl Acceptor {
         };
         let id = ConnectionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let _share = self.windows.join(&quic);
-        let connection =
-            Arc::new(Connection::new(id, quic.clone(), version, peer, self.admission.crowd()));
+        let connection = Arc::new(Connection::new(
+            id,
+            quic.clone(),
+            version,
+            peer,
+            self.admission.crowd(),
+            self.same_host.as_ref().map_or(0, |socket| socket.streams_max()),
+        ));
         tracing::debug!(%id, %remote, role = connection.peer().role.name(), "peer connected");
         self.service.connected(&connection);
         let ended = loop {
             match quic.accept_bi().await {
                 Ok((send, receive)) => {
                     let (acceptor, connection) = (Arc::clone(self), Arc::clone(&connection));
-                    let serve = request::serve(acceptor, connection, send, receive);
+                    let reader = FrameReader::new(receive, connection.version());
+                    let sender = FrameSender::Quic(send);
+                    let serve = request::serve(acceptor, connection, sender, reader);
                     drop(self.requests.spawn(serve));
                 }
                 Err(ended) => break ended,
             }
         };
         tracing::debug!(%id, %remote, %ended, "peer disconnected");
+        connection.end_streams();
+        if let Some(socket) = &self.same_host {
+            socket.forget(&connection);
+        }
         self.service.disconnected(&connection);
     }
 }

@@ -11,15 +11,13 @@ use millrace_protocol::{
     Message, Request, RequestKind, codec, frame::Shape, version::ProtocolVersion,
 };
 use millrace_types::{ErrorKind, Failure};
-use quinn::SendStream;
 use tokio::{runtime::Handle, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::Connection;
 use crate::{
     Body, PeerIdentity,
-    failure::CloseCode,
-    stream::{FrameReader, FrameWriteError, Label, write_frame},
+    stream::{FrameReader, FrameSender, FrameWriteError, Label, write_frame},
 };
 
 /// One request that waits for its answer.
@@ -33,7 +31,8 @@ pub struct IncomingCall {
     body_len: usize,
     deadline: Instant,
     cancelled: CancellationToken,
-    reader: FrameReader,
+    /// `None` once nobody can ask for the body any more.
+    reader: Option<FrameReader>,
     answer: Option<Answer>,
     /// Where the answer is written when nobody can wait for it.
     runtime: Handle,
@@ -85,7 +84,7 @@ impl IncomingCall {
             body_len: parts.body_len,
             deadline: parts.deadline,
             cancelled: parts.cancelled,
-            reader: parts.reader,
+            reader: Some(parts.reader),
             answer: Some(parts.answer),
             runtime: Handle::current(),
             ending: Some(parts.ending),
@@ -155,7 +154,8 @@ impl IncomingCall {
     /// caller is gone, [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) when it does not send.
     pub async fn read_piece(&mut self) -> Result<Option<Bytes>, Failure> {
         let limit = self.deadline.min(Instant::now() + BODY_TIMEOUT);
-        tokio::time::timeout_at(limit.into(), self.reader.piece())
+        let Some(reader) = &mut self.reader else { return Ok(None) };
+        tokio::time::timeout_at(limit.into(), reader.piece())
             .await
             .unwrap_or_else(|_| Err(body_too_slow()))
     }
@@ -166,7 +166,8 @@ impl IncomingCall {
     /// As [`Self::read_piece`].
     pub async fn read_body(&mut self) -> Result<Body, Failure> {
         let limit = self.deadline.min(Instant::now() + BODY_TIMEOUT);
-        tokio::time::timeout_at(limit.into(), self.reader.body())
+        let Some(reader) = &mut self.reader else { return Ok(Body::default()) };
+        tokio::time::timeout_at(limit.into(), reader.body())
             .await
             .unwrap_or_else(|_| Err(body_too_slow()))
     }
@@ -174,7 +175,7 @@ impl IncomingCall {
     /// Bytes of the body that have not been read.
     #[must_use]
     pub fn body_left(&self) -> usize {
-        self.reader.body_left()
+        self.reader.as_ref().map_or(0, FrameReader::body_left)
     }
 
     /// Answers. Returns when QUIC has taken the answer, not when the caller has it. Dropping this
@@ -240,6 +241,8 @@ impl IncomingCall {
         F: Future<Output = ()> + Send + 'static,
     {
         if let Some(answer) = self.answer.take() {
+            // Before the answer is there, after which a local stream carries the next request.
+            drop(self.reader.take());
             let (writing, ending) = (write(answer), self.ending.take());
             drop(self.runtime.spawn(async move {
                 writing.await;
@@ -275,14 +278,14 @@ impl fmt::Debug for IncomingCall {
 
 /// The sending half of a request's stream, until the answer is written.
 pub(super) struct Answer {
-    stream: SendStream,
+    sender: FrameSender,
     version: ProtocolVersion,
     request_id: u64,
 }
 
 impl Answer {
-    pub(super) fn new(stream: SendStream, version: ProtocolVersion) -> Self {
-        Self { stream, version, request_id: 0 }
+    pub(super) fn new(sender: FrameSender, version: ProtocolVersion) -> Self {
+        Self { sender, version, request_id: 0 }
     }
 
     fn label(&self, shape: Shape) -> Label {
@@ -293,10 +296,14 @@ impl Answer {
         self.request_id = request_id;
     }
 
-    /// Returns when the peer does not want the answer, or is gone.
-    pub(super) fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
-        let stopped = self.stream.stopped();
-        async move { drop(stopped.await) }
+    /// Whether a written answer can be lost when the connection is closed.
+    pub(super) fn is_delivered_later(&self) -> bool {
+        self.sender.is_delivered_later()
+    }
+
+    /// Returns when the peer does not want the answer, or is gone; of QUIC also when it has all.
+    pub(super) fn stopped(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.sender.stopped()
     }
 
     pub(super) async fn reply(self, message: &[u8], body: Body) {
@@ -311,7 +318,7 @@ impl Answer {
 
     async fn write(mut self, shape: Shape, message: &[u8], body: Body) {
         let label = self.label(shape);
-        let writing = write_frame(&mut self.stream, label, message, body);
+        let writing = write_frame(&mut self.sender, label, message, body);
         match tokio::time::timeout(ANSWER_TIMEOUT, writing).await {
             Ok(Ok(())) => {}
             Ok(Err(FrameWriteError::TooLong(why))) => {
@@ -320,14 +327,14 @@ impl Answer {
                 let (message, kind) = (encode_message(&failure), failure.kind);
                 let label = self.label(Shape::Failure { kind });
                 let body = Body::default();
-                drop(write_frame(&mut self.stream, label, &message, body).await);
+                drop(write_frame(&mut self.sender, label, &message, body).await);
             }
-            Ok(Err(FrameWriteError::Stream(error))) => {
+            Ok(Err(error @ (FrameWriteError::Quic(_) | FrameWriteError::Host(_)))) => {
                 tracing::debug!(%error, "answer not wanted");
             }
             Err(_) => {
                 tracing::debug!("answer not taken in time");
-                drop(self.stream.reset(CloseCode::Cancelled.code()));
+                self.sender.cancel();
             }
         }
     }

@@ -10,7 +10,11 @@ use std::{
 use millrace_protocol::version::ProtocolVersion;
 
 use super::admission::Crowd;
-use crate::{PeerIdentity, failure::CloseCode};
+use crate::{
+    PeerIdentity,
+    failure::CloseCode,
+    same_host::{Attached, is_same_host},
+};
 
 /// Names a connection; never used twice in the life of a server process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -29,18 +33,22 @@ pub struct Connection {
     version: ProtocolVersion,
     peer: PeerIdentity,
     crowd: Crowd,
+    streams: Attached,
     state: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Connection {
+    /// Must be called on the runtime of the connection's socket.
     pub(super) fn new(
         id: ConnectionId,
         quic: quinn::Connection,
         version: ProtocolVersion,
         peer: PeerIdentity,
         crowd: Crowd,
+        streams_max: usize,
     ) -> Self {
-        Self { id, quic, version, peer, crowd, state: Mutex::new(None) }
+        let (streams, state) = (Attached::new(streams_max), Mutex::new(None));
+        Self { id, quic, version, peer, crowd, streams, state }
     }
 
     /// Whether the server has less than half of its places left: they are for peers that have no
@@ -68,6 +76,11 @@ impl Connection {
         &self.peer
     }
 
+    /// Whether its peer is a process of this host, as far as addresses say.
+    pub(super) fn is_of_this_host(&self) -> bool {
+        is_same_host(&self.quic)
+    }
+
     /// Where the peer is now.
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
@@ -91,13 +104,25 @@ impl Connection {
     /// Ends the connection: all its requests are cancelled, and the peer sees
     /// [`Unavailable`](millrace_types::ErrorKind::Unavailable) with the reason.
     pub fn close(&self, reason: &str) {
+        self.streams.end();
         self.quic.close(CloseCode::Service.code(), reason.as_bytes());
+    }
+
+    /// It has ended: no local stream of it outlives it.
+    pub(super) fn end_streams(&self) {
+        self.streams.end();
     }
 
     /// Whether it has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.quic.close_reason().is_some()
+    }
+}
+
+impl AsRef<Attached> for Connection {
+    fn as_ref(&self) -> &Attached {
+        &self.streams
     }
 }
 

@@ -15,11 +15,10 @@ use std::{
 
 use bytes::Bytes;
 use millrace_protocol::{
-    RequestKind,
+    RequestKind, codec,
     frame::{Header, Shape},
 };
 use millrace_types::{ErrorKind, Failure};
-use quinn::{RecvStream, SendStream};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -28,22 +27,32 @@ use super::{
     acceptor::Acceptor,
     call::{Answer, CallParts},
 };
-use crate::stream::FrameReader;
+use crate::{
+    Body,
+    same_host::{HostStream, next_frame},
+    stream::{FrameReader, FrameSender},
+};
 
 /// Reads a request, has it answered and returns when nothing of it is left.
 pub(super) async fn serve(
     acceptor: Arc<Acceptor>,
     connection: Arc<Connection>,
-    send: SendStream,
-    receive: RecvStream,
+    sender: FrameSender,
+    mut reader: FrameReader,
 ) {
-    let mut reader = FrameReader::new(receive, connection.version());
-    let mut answer = Answer::new(send, connection.version());
+    let mut answer = Answer::new(sender, connection.version());
     if acceptor.shutdown.is_draining() {
         let failure = Failure::new(ErrorKind::Unavailable, "the server shuts down");
         return answer.fail(&failure).await;
     }
     match read(&acceptor, &connection, &mut reader).await {
+        Ok(Some(request)) if request.kind == RequestKind::FindSocket => {
+            answer.set_request_id(request.header.request_id);
+            match acceptor.show_socket(&connection) {
+                Some(found) => answer.reply(&codec::encode(&found), Body::default()).await,
+                None => answer.fail(&ErrorKind::NotSupported.into()).await,
+            }
+        }
         Ok(Some(request)) => {
             answer.set_request_id(request.header.request_id);
             work(&acceptor, connection, request, reader, answer).await;
@@ -54,6 +63,31 @@ pub(super) async fn serve(
             answer.fail(&failure).await;
         }
     }
+}
+
+/// Serves the requests of a local stream, one after the other, until either end hangs up or the
+/// connection has ended.
+pub(super) async fn serve_stream(
+    acceptor: Arc<Acceptor>,
+    connection: Arc<Connection>,
+    stream: Arc<HostStream>,
+) {
+    let version = connection.version();
+    while let Some(first) = next_frame(&stream).await {
+        let sender = FrameSender::Host(Arc::clone(&stream), None);
+        let reader = FrameReader::of_host(&stream, first, version);
+        let serving = serve(Arc::clone(&acceptor), Arc::clone(&connection), sender, reader);
+        acceptor.requests.track_future(serving).await;
+        if !skipped(&stream).await {
+            break;
+        }
+    }
+    stream.end();
+}
+
+/// Reads what the last request has left of its body. Returns whether another one may follow.
+async fn skipped(stream: &HostStream) -> bool {
+    tokio::time::timeout(BODY_TIMEOUT, stream.skip_left()).await.unwrap_or(false)
 }
 
 struct Request {
@@ -83,6 +117,7 @@ async fn read(
             return Ok(None);
         }
         Err(_) => {
+            reader.spoil();
             let message = "the message of a request takes too long";
             return Err(Failure::new(ErrorKind::DeadlineExceeded, message));
         }
@@ -92,7 +127,7 @@ async fn read(
         return Err(Failure::new(ErrorKind::Protocol, message));
     };
     let role = connection.peer().role;
-    if !acceptor.service.admits(role, kind) {
+    if kind != RequestKind::FindSocket && !acceptor.service.admits(role, kind) {
         let message = format!("role {} may not send {}", role.name(), kind.name());
         return Err(Failure::new(ErrorKind::Forbidden, message));
     }
@@ -113,6 +148,7 @@ async fn work(
 ) {
     let cancelled = CancellationToken::new();
     let (ending, mut ended) = oneshot::channel();
+    let delivered_later = answer.is_delivered_later();
     let mut given_up = pin!(given_up(&answer, request.deadline));
     let mut handled = acceptor.service.handle(IncomingCall::new(CallParts {
         connection,
@@ -133,7 +169,7 @@ async fn work(
             () = &mut given_up, if !cancelled.is_cancelled() => cancelled.cancel(),
         }
     }
-    if acceptor.shutdown.is_draining() && !cancelled.is_cancelled() {
+    if delivered_later && acceptor.shutdown.is_draining() && !cancelled.is_cancelled() {
         // Closing the connection would drop what the peer has not confirmed.
         drop(tokio::time::timeout(DELIVERY_TIMEOUT, given_up).await);
     }
@@ -152,6 +188,9 @@ const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
 
 /// The longest wait is for hydration of large files.
 const DEADLINE_MAX: Duration = Duration::from_secs(3600);
+
+/// How long a caller may take to send a body that nobody has asked for.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the last answers of a server that shuts down may be under way.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);

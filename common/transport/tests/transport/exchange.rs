@@ -23,8 +23,8 @@ use millrace_types::{ErrorKind, Failure, HostId, LogIndex, MapEpoch};
 use crate::{
     raw::RawClient,
     world::{
-        PATIENCE, bundle, close_session, echo, endless, endpoints, endpoints_by_default, hello,
-        patient, presence, renewal, soon, world, world_with,
+        PATIENCE, both_ways, bundle, close_session, echo, endless, endpoints, endpoints_by_default,
+        hello, over_quic, patient, presence, renewal, soon, world, world_with,
     },
 };
 
@@ -36,16 +36,18 @@ fn pattern(len: usize) -> Bytes {
 
 #[tokio::test]
 async fn messages_and_bodies_of_every_size_come_back_unharmed() {
-    let world = world();
-    let peer = world.peer();
-    let reply = peer.call(&hello(42), soon()).await.unwrap();
-    assert_eq!(reply.last_index, LogIndex(42));
-    for len in [0, 1, 63, 64, 4096, 65_536, MIB - 1, MIB] {
-        echo(&peer, pattern(len)).await.unwrap();
-        let seen = world.seen.body.lock().unwrap().take().unwrap();
-        assert_eq!(seen, pattern(len), "{len} bytes");
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        let reply = peer.call(&hello(42), soon()).await.unwrap();
+        assert_eq!(reply.last_index, LogIndex(42));
+        for len in [0, 1, 63, 64, 4096, 65_536, MIB - 1, MIB] {
+            echo(&peer, pattern(len)).await.unwrap();
+            let seen = world.seen.body.lock().unwrap().take().unwrap();
+            assert_eq!(seen, pattern(len), "{len} bytes");
+        }
+        world.finish().await;
     }
-    world.finish().await;
 }
 
 #[tokio::test]
@@ -79,47 +81,56 @@ async fn a_body_longer_than_a_frame_is_refused_before_it_is_sent() {
 
 #[tokio::test]
 async fn a_body_that_the_server_does_not_want_does_not_hide_its_answer() {
-    let world = world();
-    let peer = world.peer();
-    for _ in 0..32 {
-        let body = pattern(MIB);
-        let failure = peer.exchange(&renewal(), body, soon()).await.unwrap_err();
-        assert_eq!(failure.kind, ErrorKind::NotSupported);
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        for _ in 0..32 {
+            let body = pattern(MIB);
+            let failure = peer.exchange(&renewal(), body, soon()).await.unwrap_err();
+            assert_eq!(failure.kind, ErrorKind::NotSupported);
+        }
     }
 }
 
 #[tokio::test]
 async fn bodies_that_nobody_reads_do_not_hold_up_others() {
-    let world = world();
-    let peer = world.peer();
-    let options = CallOptions::bulk(PATIENCE);
-    // Of 64 that a connection may have in flight, quinn gives back the places of ended ones only in
-    // steps of an eighth.
-    let unread: Vec<_> = (0..55)
-        .map(|_| {
-            let (peer, body) = (peer.clone(), pattern(MIB));
-            tokio::spawn(async move { peer.exchange(&endless(), body, options).await })
-        })
-        .collect();
-    for _ in &unread {
-        world.seen.waiting.next().await;
-    }
-    for _ in 0..16 {
-        echo(&peer, pattern(MIB)).await.unwrap();
-    }
-    for request in unread {
-        request.abort();
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        let options = CallOptions::bulk(PATIENCE);
+        // Of 64 that a connection may have in flight, quinn gives back the places of ended ones only in
+        // steps of an eighth.
+        let unread: Vec<_> = (0..55)
+            .map(|_| {
+                let (peer, body) = (peer.clone(), pattern(MIB));
+                tokio::spawn(async move { peer.exchange(&endless(), body, options).await })
+            })
+            .collect();
+        for _ in &unread {
+            world.seen.waiting.next().await;
+        }
+        for _ in 0..16 {
+            echo(&peer, pattern(MIB)).await.unwrap();
+        }
+        for request in unread {
+            request.abort();
+        }
     }
 }
 
 #[tokio::test]
 async fn a_gibibyte_moves_in_jumbo_datagrams() {
+    moves_a_gibibyte(over_quic()).await;
+}
+
+#[tokio::test]
+async fn a_gibibyte_moves_past_the_network() {
     moves_a_gibibyte(patient()).await;
 }
 
 #[tokio::test]
 async fn bytes_move_in_ordinary_datagrams_too() {
-    let settings = TransportSettings { mtu: Mtu::Bytes(1452), ..patient() };
+    let settings = TransportSettings { mtu: Mtu::Bytes(1452), ..over_quic() };
     let world = world_with(settings);
     let peer = world.peer();
     for _ in 0..16 {
@@ -162,19 +173,21 @@ async fn several_sockets_serve_one_address() {
 
 #[tokio::test]
 async fn a_deadline_ends_the_wait_and_the_work() {
-    let world = world();
-    let peer = world.peer();
-    peer.call(&hello(1), soon()).await.unwrap();
-    let options = CallOptions::control(Duration::from_secs(2));
-    let request = tokio::spawn({
-        let peer = peer.clone();
-        async move { peer.call(&endless(), options).await }
-    });
-    world.seen.waiting.next().await;
-    let failure = request.await.unwrap().unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::DeadlineExceeded);
-    assert!(failure.message.contains("SyncMetadata"), "{failure}");
-    world.seen.cancelled.next().await;
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        peer.call(&hello(1), soon()).await.unwrap();
+        let options = CallOptions::control(Duration::from_secs(2));
+        let request = tokio::spawn({
+            let peer = peer.clone();
+            async move { peer.call(&endless(), options).await }
+        });
+        world.seen.waiting.next().await;
+        let failure = request.await.unwrap().unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::DeadlineExceeded);
+        assert!(failure.message.contains("SyncMetadata"), "{failure}");
+        world.seen.cancelled.next().await;
+    }
 }
 
 #[tokio::test]
@@ -195,57 +208,65 @@ async fn a_server_that_gives_up_before_its_caller_says_that_it_was_the_time() {
 
 #[tokio::test]
 async fn dropping_a_request_cancels_the_servers_work() {
-    let world = world();
-    let peer = world.peer();
-    let request = tokio::spawn({
-        let peer = peer.clone();
-        async move { peer.call(&endless(), soon()).await }
-    });
-    world.seen.waiting.next().await;
-    request.abort();
-    world.seen.cancelled.next().await;
-    // The connection is as good as before.
-    peer.call(&hello(1), soon()).await.unwrap();
-    assert_eq!(peer.connection_number(), 1);
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        let request = tokio::spawn({
+            let peer = peer.clone();
+            async move { peer.call(&endless(), soon()).await }
+        });
+        world.seen.waiting.next().await;
+        request.abort();
+        world.seen.cancelled.next().await;
+        // The connection is as good as before.
+        peer.call(&hello(1), soon()).await.unwrap();
+        assert_eq!(peer.connection_number(), 1);
+    }
 }
 
 #[tokio::test]
 async fn losing_the_connection_cancels_the_servers_work() {
-    let world = world();
-    let peer = world.peer();
-    let request = tokio::spawn({
-        let peer = peer.clone();
-        async move { peer.call(&endless(), soon()).await }
-    });
-    world.seen.waiting.next().await;
-    drop(peer);
-    request.abort();
-    world.seen.cancelled.next().await;
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        let request = tokio::spawn({
+            let peer = peer.clone();
+            async move { peer.call(&endless(), soon()).await }
+        });
+        world.seen.waiting.next().await;
+        drop(peer);
+        request.abort();
+        world.seen.cancelled.next().await;
+    }
 }
 
 #[tokio::test]
 async fn a_call_that_the_service_drops_is_an_internal_failure() {
-    let world = world();
-    let request = OpenSession { nonce: 1, host_name: "host".to_owned() };
-    let failure = world.peer().call(&request, soon()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Internal);
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let request = OpenSession { nonce: 1, host_name: "host".to_owned() };
+        let failure = world.peer().call(&request, soon()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Internal);
+    }
 }
 
 #[tokio::test]
 async fn shutdown_finishes_what_is_at_work_and_refuses_the_rest() {
-    let world = world();
-    let peer = world.peer();
-    let at_work = tokio::spawn({
-        let peer = peer.clone();
-        async move { peer.call(&close_session(), soon()).await }
-    });
-    world.seen.waiting.next().await;
-    world.shutdown.begin("test");
-    let failure = peer.call(&hello(1), soon()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Unavailable);
-    world.seen.release.wait();
-    at_work.await.unwrap().unwrap();
-    world.finish().await;
+    for settings in both_ways() {
+        let world = world_with(settings);
+        let peer = world.peer();
+        let at_work = tokio::spawn({
+            let peer = peer.clone();
+            async move { peer.call(&close_session(), soon()).await }
+        });
+        world.seen.waiting.next().await;
+        world.shutdown.begin("test");
+        let failure = peer.call(&hello(1), soon()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Unavailable);
+        world.seen.release.wait();
+        at_work.await.unwrap().unwrap();
+        world.finish().await;
+    }
 }
 
 #[tokio::test]

@@ -6,5 +6,6 @@ mod exchange;
 mod raw;
 mod refusal;
 mod restart;
+mod same_host;
 mod spread;
 mod world;

@@ -16,7 +16,7 @@ use millrace_transport::{CallOptions, Identity, Peer, Server, TransportSettings}
 use millrace_types::ErrorKind;
 
 use crate::world::{
-    Echo, PATIENCE, SERVER, bundle, endless, endpoints_by_default, hello, soon, target_at,
+    Echo, PATIENCE, SERVER, bundle, endless, endpoints_with, hello, soon, target_at,
 };
 
 const BUNDLE: &str = "MILLRACE_TEST_BUNDLE";
@@ -87,11 +87,11 @@ const PORTS: Range<u64> = 10_000..16_384;
 
 /// Kills the server with a request out, lets it be away for `away`, and returns how long after its
 /// return the next request is answered.
-async fn away_for(away: Duration) -> Duration {
+async fn away_for(away: Duration, settings: &TransportSettings) -> Duration {
     let bundle = bundle(Role::Target, SERVER);
     let mut server = ServerProcess::start_somewhere(&bundle);
     let address = server.1;
-    let peer = Peer::new(&endpoints_by_default(Role::Client), target_at(address));
+    let peer = Peer::new(&endpoints_with(Role::Client, settings.clone()), target_at(address));
     let before = peer.call_until(&hello(1), soon()).await.unwrap().incarnation;
     let pending = tokio::spawn({
         let peer = peer.clone();
@@ -121,12 +121,16 @@ async fn away_for(away: Duration) -> Duration {
 
 #[tokio::test]
 async fn requests_go_on_within_a_second_of_a_killed_servers_return() {
-    for away_ms in [0, 700, 2_500] {
+    let default = TransportSettings::default();
+    let over_quic = TransportSettings { same_host_streams: 0, ..default.clone() };
+    for (away_ms, settings) in
+        [(0, &default), (700, &default), (2_500, &default), (0, &over_quic), (2_500, &over_quic)]
+    {
         let limit = Duration::from_secs(1);
-        let mut waited = vec![away_for(Duration::from_millis(away_ms)).await];
+        let mut waited = vec![away_for(Duration::from_millis(away_ms), settings).await];
         // A busy machine may hold one up. Were a loss not noticed at once, all would take seconds.
         while waited.len() < 5 && waited.iter().all(|waited| *waited >= limit) {
-            waited.push(away_for(Duration::from_millis(away_ms)).await);
+            waited.push(away_for(Duration::from_millis(away_ms), settings).await);
         }
         assert!(waited.iter().any(|waited| *waited < limit), "away for {away_ms} ms: {waited:?}");
     }

@@ -97,7 +97,7 @@ impl Events {
 }
 
 /// `Hello` greets, `Presence` echoes the body, `SyncMetadata` is never answered, `CloseSession`
-/// waits until it is released, `OpenSession` drops the call.
+/// waits until it is released, `OpenSession` drops the call, `FetchMap` when it is cancelled.
 pub(crate) struct Echo {
     pub(crate) seen: Arc<Seen>,
 }
@@ -141,7 +141,10 @@ impl Service for Echo {
                 }));
             }
             RequestKind::OpenSession => drop(call),
-            RequestKind::FetchMap => call.cancelled().clone().cancelled().await,
+            RequestKind::FetchMap => {
+                self.seen.waiting.happened();
+                call.cancelled().clone().cancelled().await;
+            }
             _ => call.fail(ErrorKind::NotSupported).await,
         }
     }
@@ -196,6 +199,16 @@ pub(crate) fn patient() -> TransportSettings {
     }
 }
 
+/// For tests of QUIC itself.
+pub(crate) fn over_quic() -> TransportSettings {
+    TransportSettings { same_host_streams: 0, ..patient() }
+}
+
+/// Over the network, and past it.
+pub(crate) fn both_ways() -> [TransportSettings; 2] {
+    [over_quic(), patient()]
+}
+
 pub(crate) fn service() -> Arc<Echo> {
     Arc::new(Echo { seen: Arc::default() })
 }
@@ -239,7 +252,11 @@ pub(crate) fn endpoints_of(identity: Identity) -> ClientEndpoints {
 
 /// For tests of what a client does in the time that it has by default.
 pub(crate) fn endpoints_by_default(role: Role) -> ClientEndpoints {
-    let (identity, settings) = (identity(role, HostId([0xcc; 16])), TransportSettings::default());
+    endpoints_with(role, TransportSettings::default())
+}
+
+pub(crate) fn endpoints_with(role: Role, settings: TransportSettings) -> ClientEndpoints {
+    let identity = identity(role, HostId([0xcc; 16]));
     ClientEndpoints::start(identity, settings, &Shutdown::new()).unwrap()
 }
 
