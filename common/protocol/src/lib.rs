@@ -5,10 +5,11 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), `messages` (what else is sent), [`session`], [`same_host`], [`capability`], [`metadata`],
-//! [`lease`], [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`], [`target`], [`release`],
-//! [`admin`], [`selection`], [`job_options`], [`by_state`], [`upkeep`], [`loss`], [`bucket`],
-//! [`left_out`], [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`], [`control`].
+//! table), `messages` (what else is sent), [`session`], [`same_host`], [`capability`],
+//! [`metadata`], [`lease`], [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`],
+//! [`target`], [`release`], [`admin`], [`selection`], [`job_options`], [`by_state`], [`upkeep`],
+//! [`loss`], [`bucket`], [`left_out`], [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`],
+//! [`control`].
 
 pub mod access;
 pub mod admin;

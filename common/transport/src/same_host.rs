@@ -33,8 +33,8 @@
 //! socket's buffer. Requests beyond these go over QUIC, as all do where the socket cannot be
 //! reached (another network namespace, a backlog that is full). The server greets a stream that it
 //! has taken before it reads from it: without the greeting nothing was begun, and the request goes
-//! over QUIC. Who connects and shows no ticket is hung up on after 5 s, and no more than 64 such are
-//! waited for.
+//! over QUIC. Who connects and shows no ticket is hung up on after 5 s, and no more than 64 such
+//! are waited for.
 
 use std::net::IpAddr;
 

@@ -9,11 +9,11 @@
 //! Handshakes under way, connections in all and for each host, requests for each connection, the
 //! time to send a message, the length of a message and the memory for unread bytes are all limited
 //! by [`TransportSettings`]; for [peers of this host](crate::TransportSettings::same_host_streams)
-//! the buffers of local sockets take the place of windows. Only header and message are read before the service is asked. A body
-//! is read when the service asks for it; until then QUIC's flow control keeps all but
-//! `stream_window_bytes` of it at the sender. Windows are shared out so that all connections
-//! together fit `receive_budget_bytes`, and so that requests whose bodies nobody reads yet can
-//! never use up the window that the others need.
+//! the buffers of local sockets take the place of windows. Only header and message are read before
+//! the service is asked. A body is read when the service asks for it; until then QUIC's flow
+//! control keeps all but `stream_window_bytes` of it at the sender. Windows are shared out so that
+//! all connections together fit `receive_budget_bytes`, and so that requests whose bodies nobody
+//! reads yet can never use up the window that the others need.
 //!
 //! # Threads
 //! [`Service::handle`] runs on the single thread of the socket that the request came from. It must

@@ -23,8 +23,8 @@ pub struct TransportSettings {
     /// How much of a body a peer may send before the server has asked for it, in bytes per request.
     /// Larger helps a single writer over a long line; costs memory for each request in flight.
     pub stream_window_bytes: u32,
-    /// Requests that one connection may have in flight at a server over QUIC, 1 to 1024. Places of ended ones
-    /// are given back in steps of an eighth.
+    /// Requests that one connection may have in flight at a server over QUIC, 1 to 1024. Places of
+    /// ended ones are given back in steps of an eighth.
     pub streams_per_connection: u32,
     /// Requests that a connection between two daemons of one host may have in flight besides, past
     /// the network, over local sockets: 0 to 1024. The less of both ends counts; 0 sends all over

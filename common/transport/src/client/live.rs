@@ -1,6 +1,7 @@
 //! One connection to a peer, and a request's way over it.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{CallOptions, Lane};
 use crate::{
-    Body, PeerIdentity,
+    Body, PeerIdentity, TransportSettings,
     failure::{self, CloseCode},
     same_host::{SameHost, Taken, is_same_host},
     stream::{FrameReader, FrameSender, FrameWriteError, Label, write_frame},
@@ -183,20 +184,21 @@ impl Live {
         Some(InFlight { live: Arc::clone(self), is_use })
     }
 
-    /// Looks for a way past the network: before the first request, if the peer is on this host. At
-    /// most `streams_max` requests go there at a time, over sockets that `runtime` watches.
-    pub(super) async fn find_same_host(&self, streams_max: u16, runtime: &Handle) {
+    /// Looks for a way past the network: before the first request, if the peer is on this host. The
+    /// sockets are watched by `runtime`.
+    pub(super) async fn find_same_host(&self, settings: &TransportSettings, runtime: &Handle) {
+        let (streams_max, limit) = (settings.same_host_streams, settings.connect_timeout());
         if streams_max == 0 || !is_same_host(&self.quic) {
             return;
         }
         let looking = async {
-            let outgoing = Outgoing::new(&FindSocket {}, Body::default(), FIND_TIMEOUT)?;
+            let outgoing = Outgoing::new(&FindSocket {}, Body::default(), limit)?;
             let mut streams = self.open().await?;
-            let (message, _) = self.over(&mut streams, &outgoing, FIND_TIMEOUT).await??;
+            let (message, _) = self.over(&mut streams, &outgoing, limit).await??;
             streams.done = true;
             Ok::<_, Failure>(codec::decode(&message)?)
         };
-        match tokio::time::timeout(FIND_TIMEOUT, looking).await {
+        match tokio::time::timeout(limit, looking).await {
             Ok(Ok(found)) => {
                 let (streams_max, ended) = (usize::from(streams_max), self.ended.clone());
                 if let Some(way) = SameHost::new(&found, streams_max, runtime.clone(), ended) {
@@ -268,6 +270,7 @@ impl Live {
 
     /// Why a local stream has ended: where the connection has, which says so a moment later, that.
     fn why_ended(&self) -> BoxFuture<'_, Option<Failure>> {
+        self.poke();
         Box::pin(async {
             let closed = tokio::time::timeout(END_PAUSE, self.quic.closed()).await.ok()?;
             Some(self.lost(&closed))
@@ -296,6 +299,10 @@ impl Live {
                 // The server has answered without waiting for the body.
                 None => tracing::trace!(id, "body not wanted"),
             },
+            // It has hung up, perhaps behind an answer.
+            Err(FrameWriteError::Host(error)) if is_hang_up(&error) => {
+                tracing::trace!(id, %error, "body not wanted");
+            }
             Err(error @ FrameWriteError::Host(_)) => {
                 return Err(self.named(Failure::new(ErrorKind::Unavailable, error.to_string())));
             }
@@ -338,6 +345,10 @@ impl Live {
 /// In milliseconds, as the server hears it: not less, or it would give up before its caller.
 fn whole_ms(deadline: Duration) -> u32 {
     u32::try_from(deadline.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
+}
+
+fn is_hang_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// What it means that the server took its answer back: nobody read it in time.
@@ -383,11 +394,9 @@ impl Drop for Streams {
     }
 }
 
-/// How long a server may take to say where a local socket is; it knows.
-const FIND_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A server that ends a connection ends its local streams in the same moment.
-const END_PAUSE: Duration = Duration::from_millis(250);
+/// A server that ends a connection ends its local streams in the same moment. One that was killed
+/// says nothing of the connection before it is back.
+const END_PAUSE: Duration = Duration::from_secs(2);
 
 /// A count that requests never reach.
 const ENDED: usize = usize::MAX / 2;

@@ -194,8 +194,7 @@ async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<
                 let share = peer.endpoints.windows().join(&secured.quic);
                 let live = Arc::new(Live::new(secured, lane, number, share));
                 let runtime = peer.endpoints.endpoint(lane, index).runtime();
-                let streams_max = peer.endpoints.settings().same_host_streams;
-                live.find_same_host(streams_max, runtime).await;
+                live.find_same_host(peer.endpoints.settings(), runtime).await;
                 introduce(peer, &live).await?;
                 keep_alive::start(peer, lane, index, &live);
                 return Ok(live);

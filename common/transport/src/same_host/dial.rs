@@ -1,6 +1,7 @@
 //! The client's end: streams of one connection, kept for the next request.
 
 use std::{
+    collections::VecDeque,
     fmt, io,
     os::unix::net::UnixStream as StdStream,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,7 +30,8 @@ pub(crate) struct SameHost {
 
 #[derive(Default)]
 struct Streams {
-    idle: Vec<Arc<HostStream>>,
+    /// And since when, the last used last.
+    idle: VecDeque<(Arc<HostStream>, Instant)>,
     /// Those that are idle and those that are taken.
     open: usize,
     /// Nobody that may be trusted listens there.
@@ -65,7 +67,7 @@ impl SameHost {
     pub(crate) fn take(self: &Arc<Self>) -> Option<Taken> {
         {
             let mut streams = self.lock();
-            if let Some(stream) = streams.idle.pop() {
+            if let Some((stream, _)) = streams.idle.pop_back() {
                 return Some(self.taken(stream, None));
             }
             let rests = streams.not_before.is_some_and(|until| Instant::now() < until);
@@ -80,12 +82,18 @@ impl SameHost {
                 Some(self.taken(stream, Some(self.ticket.clone())))
             }
             Err(error) => {
+                tracing::debug!(%error, "no local stream");
                 let mut streams = self.lock();
                 streams.open -= 1;
-                // Otherwise the backlog is full, and this request alone goes over QUIC.
-                if error.kind() != io::ErrorKind::WouldBlock {
-                    tracing::debug!(%error, "the server's local socket is not used");
-                    streams.refused = true;
+                match error.kind() {
+                    // The backlog is full: this request alone goes over QUIC.
+                    io::ErrorKind::WouldBlock => {}
+                    io::ErrorKind::ConnectionRefused => streams.refused = true,
+                    // As when the process has no descriptor left.
+                    _ if error.raw_os_error().is_some() => {
+                        streams.not_before = Some(Instant::now() + REST);
+                    }
+                    _ => streams.refused = true,
                 }
                 None
             }
@@ -143,8 +151,20 @@ impl Taken {
 
     /// The answer is there and read to its end: the next request may have the stream.
     pub(crate) fn give_back(mut self) {
+        if !self.stream.is_sound() {
+            return;
+        }
         self.given_back = true;
-        self.way.lock().idle.push(Arc::clone(&self.stream));
+        let mut streams = self.way.lock();
+        let now = Instant::now();
+        streams.idle.push_back((Arc::clone(&self.stream), now));
+        // Those that are not needed lie in front. Others may want their places at the server.
+        if streams.idle.front().is_some_and(|(_, since)| now - *since > IDLE_MAX)
+            && let Some((unneeded, _)) = streams.idle.pop_front()
+        {
+            streams.open -= 1;
+            unneeded.end();
+        }
     }
 
     /// There is no answer, because the server has hung up. Whether nobody can have begun to do what
@@ -166,6 +186,9 @@ impl Drop for Taken {
         }
     }
 }
+
+/// A stream that was not needed for so long goes with the next request that ends.
+const IDLE_MAX: Duration = Duration::from_secs(5);
 
 /// A server that has all the streams it may have takes no other for a while.
 const REST: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 //! The server's end: one socket, and which connection a stream belongs to.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::{fd::AsFd as _, unix::net::UnixListener as StdListener},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
@@ -17,6 +17,7 @@ use tokio::{
     net::{UnixListener, UnixStream},
     runtime::Handle,
     sync::Semaphore,
+    task::AbortHandle,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -62,7 +63,8 @@ pub(crate) struct HostSocket<C> {
     places: Arc<Semaphore>,
     random: Random,
     tickets: Mutex<HashMap<[u8; TICKET_LEN], Weak<C>>>,
-    strangers: Arc<Semaphore>,
+    /// Who has shown no ticket, the newest last.
+    strangers: Mutex<VecDeque<AbortHandle>>,
 }
 
 impl<C: AsRef<Attached> + Send + Sync + 'static> HostSocket<C> {
@@ -87,7 +89,7 @@ impl<C: AsRef<Attached> + Send + Sync + 'static> HostSocket<C> {
             streams_max,
             random,
             tickets: Mutex::default(),
-            strangers: Arc::new(Semaphore::new(STRANGERS_MAX)),
+            strangers: Mutex::default(),
         };
         Ok((host_socket, StdListener::from(socket)))
     }
@@ -162,7 +164,7 @@ impl<C: AsRef<Attached> + Send + Sync + 'static> HostSocket<C> {
         }
     }
 
-    /// Begins to serve a stream, at once if it has shown its ticket.
+    /// Begins to serve a stream as soon as it has shown its ticket, which most have by now.
     fn take<F>(
         self: &Arc<Self>,
         mut socket: UnixStream,
@@ -172,26 +174,42 @@ impl<C: AsRef<Attached> + Send + Sync + 'static> HostSocket<C> {
     {
         let mut ticket = [0; TICKET_LEN];
         let shown = rustix::io::read(socket.as_fd(), &mut ticket).unwrap_or(0);
-        // Those who have shown it are waited for by nobody, however many have not.
-        let permit = match shown {
-            TICKET_LEN => None,
-            _ => match Arc::clone(&self.strangers).try_acquire_owned() {
-                Ok(permit) => Some(permit),
-                Err(_) => return tracing::debug!("too many local streams without a ticket"),
-            },
-        };
+        if shown == TICKET_LEN {
+            return self.admit(ticket, socket, serve);
+        }
         let host_socket = Arc::clone(self);
-        drop(tokio::spawn(async move {
+        let stranger = tokio::spawn(async move {
             let rest = socket.read_exact(&mut ticket[shown..]);
-            if !matches!(tokio::time::timeout(TICKET_TIMEOUT, rest).await, Ok(Ok(_))) {
-                return;
+            if matches!(tokio::time::timeout(TICKET_TIMEOUT, rest).await, Ok(Ok(_))) {
+                host_socket.admit(ticket, socket, serve);
             }
-            drop(permit);
-            let connection = host_socket.lock().get(&ticket).and_then(Weak::upgrade);
-            if let Some(connection) = connection {
-                host_socket.attach(connection, socket, serve).await;
-            }
-        }));
+        });
+        // Too many: whoever has said nothing for the longest is hung up on.
+        let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        strangers.retain(|stranger| !stranger.is_finished());
+        strangers.push_back(stranger.abort_handle());
+        if strangers.len() > STRANGERS_MAX
+            && let Some(oldest) = strangers.pop_front()
+        {
+            tracing::debug!("too many local streams without a ticket");
+            oldest.abort();
+        }
+    }
+
+    /// Serves a stream if its ticket is a connection's.
+    fn admit<F>(
+        self: &Arc<Self>,
+        ticket: [u8; TICKET_LEN],
+        socket: UnixStream,
+        serve: impl Fn(Arc<C>, Arc<HostStream>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if let Some(connection) = self.lock().get(&ticket).and_then(Weak::upgrade) {
+            let host_socket = Arc::clone(self);
+            let attaching = async move { host_socket.attach(connection, socket, serve).await };
+            drop(tokio::spawn(attaching));
+        }
     }
 
     /// Serves a stream of a connection, which may have to wait until it notices that others have

@@ -23,7 +23,7 @@ pub(crate) struct HostStream {
     socket: UnixStream,
     /// The connection that it belongs to has ended.
     ended: CancellationToken,
-    /// Nothing is read once it has: this is the server's end, which does nothing for who is gone.
+    /// Nothing is read or sent once it has: this is the server's end.
     is_server: bool,
     /// The server has taken the stream.
     greeted: AtomicBool,
@@ -103,6 +103,9 @@ impl HostStream {
         self.begun.store(false, Ordering::Release);
         self.sending.store(true, Ordering::Release);
         while !left.is_empty() {
+            if self.is_server && self.ended.is_cancelled() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
             let outcome = self.socket.try_io(Interest::WRITABLE, || {
                 let some = &left[..left.len().min(SLICES_MAX)];
                 let mut nothing = SendAncillaryBuffer::default();
@@ -196,7 +199,8 @@ impl HostStream {
         self.is_sound()
     }
 
-    fn is_sound(&self) -> bool {
+    /// Whether both ends agree on where the next frame begins.
+    pub(crate) fn is_sound(&self) -> bool {
         self.sound.load(Ordering::Acquire) && !self.sending.load(Ordering::Acquire)
     }
 }

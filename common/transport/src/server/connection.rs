@@ -104,8 +104,8 @@ impl Connection {
     /// Ends the connection: all its requests are cancelled, and the peer sees
     /// [`Unavailable`](millrace_types::ErrorKind::Unavailable) with the reason.
     pub fn close(&self, reason: &str) {
-        self.streams.end();
         self.quic.close(CloseCode::Service.code(), reason.as_bytes());
+        self.streams.end();
     }
 
     /// It has ended: no local stream of it outlives it.

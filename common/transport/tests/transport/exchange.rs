@@ -98,8 +98,8 @@ async fn bodies_that_nobody_reads_do_not_hold_up_others() {
         let world = world_with(settings);
         let peer = world.peer();
         let options = CallOptions::bulk(PATIENCE);
-        // Of 64 that a connection may have in flight, quinn gives back the places of ended ones only in
-        // steps of an eighth.
+        // Of 64 that a connection may have in flight, quinn gives back the places of ended ones
+        // only in steps of an eighth.
         let unread: Vec<_> = (0..55)
             .map(|_| {
                 let (peer, body) = (peer.clone(), pattern(MIB));

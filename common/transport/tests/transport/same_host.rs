@@ -38,17 +38,22 @@ struct Found {
     _client: RawClient,
 }
 
-async fn found(world: &World) -> Found {
+/// What a server answers about its local socket.
+async fn asked(world: &World) -> (Header, Vec<u8>, (quinn::Connection, RawClient)) {
     let client = RawClient::with_certificate(&bundle(Role::Client, HostId([5; 16])));
     let quic = client.connect(world.server.local_addr()).await.unwrap();
     let (mut send, mut receive) = quic.open_bi().await.unwrap();
     send.write_all(&frame(&FindSocket {}, &[])).await.unwrap();
     send.finish().unwrap();
-    let answer = receive.read_to_end(4096).await.unwrap();
+    let mut answer = receive.read_to_end(4096).await.unwrap();
     let header = Header::decode(answer.first_chunk().unwrap()).unwrap();
+    (header, answer.split_off(HEADER_LEN), (quic, client))
+}
+
+async fn found(world: &World) -> Found {
+    let (header, message, (quic, client)) = asked(world).await;
     assert!(matches!(header.shape, Shape::Reply), "{:?}", header.shape);
-    let socket = codec::decode(&answer[HEADER_LEN..]).unwrap();
-    Found { quic, socket, _client: client }
+    Found { quic, socket: codec::decode(&message).unwrap(), _client: client }
 }
 
 impl Found {
@@ -147,6 +152,9 @@ async fn both_ends_of_a_host_use_it_and_keep_its_streams() {
 async fn an_end_that_does_not_want_it_sends_over_quic() {
     let without = over_quic();
     let server_without = world_with(without.clone());
+    let (header, _, _) = asked(&server_without).await;
+    let Shape::Failure { kind } = header.shape else { panic!("{:?}", header.shape) };
+    assert_eq!(kind, ErrorKind::NotSupported);
     server_without.peer().call(&hello(1), soon()).await.unwrap();
     server_without.finish().await;
 
@@ -360,9 +368,47 @@ async fn who_shows_no_ticket_keeps_out_nobody_who_does() {
     for stream in &mut streams {
         answer(stream);
     }
-    let peer = world.peer();
-    peer.call(&hello(1), soon()).await.unwrap();
     drop(silent);
+}
+
+#[tokio::test]
+async fn a_server_without_room_for_streams_is_asked_over_quic_until_it_has_some() {
+    let world = world_with(TransportSettings { send_budget_bytes: 1024 * 1024, ..patient() });
+    let found = found(&world).await;
+    let only = found.stream();
+    let peer = world.peer();
+    for index in 0..4 {
+        peer.call(&hello(index), soon()).await.unwrap();
+        echo(&peer, Bytes::from(vec![7; 1024 * 1024])).await.unwrap();
+    }
+    drop(only);
+    let begun = Instant::now();
+    while found.open() > 0 {
+        assert!(begun.elapsed() < PATIENCE, "the server notices that it has ended");
+        tokio::task::yield_now().await;
+    }
+    while found.open() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "a stream is taken again");
+        peer.call(&hello(9), soon()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_answered_over_a_stream_whose_connection_has_ended() {
+    let world = world();
+    let found = found(&world).await;
+    let mut stream = found.stream();
+    // The service waits for the rest of the body.
+    let whole = frame(&presence(), &[7; 100]);
+    stream.write_all(&whole[..whole.len() - 1]).unwrap();
+    let mut other = found.stream();
+    other.write_all(&frame(&hello(1), &[])).unwrap();
+    answer(&mut other);
+    for connection in world.seen.connected.lock().unwrap().drain(..) {
+        connection.close("for a newer one");
+    }
+    ended(&mut stream);
+    ended(&mut other);
 }
 
 #[tokio::test]
