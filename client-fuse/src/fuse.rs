@@ -546,7 +546,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
                 let target = Spot { handle: &target, offset: copy.offset_out };
                 fs.copy(source, target, copy.length, &let_go).await
             };
-            owed.answer_with(work, Reply::<CopyFileRangeReply>::send).await;
+            Box::pin(owed.answer_with(work, Reply::<CopyFileRangeReply>::send)).await;
         });
     }
 }

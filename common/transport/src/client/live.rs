@@ -227,38 +227,42 @@ impl Live {
         answer
     }
 
-    /// The same over a local stream. `None`: nothing could be sent there.
-    async fn past_network(
-        &self,
+    /// The same over a local stream. `None`: nobody can have begun it, so that it may go over QUIC.
+    ///
+    /// Boxed, because the future of each request has both ways in it.
+    fn past_network<'a>(
+        &'a self,
         mut taken: Taken,
-        outgoing: &Outgoing,
+        outgoing: &'a Outgoing,
         deadline: Duration,
-    ) -> Option<Result<(Bytes, Body), Failure>> {
-        let ticket = taken.ticket();
-        let mut streams = Streams {
-            receive: FrameReader::of_host(taken.stream(), Bytes::new(), self.version),
-            send: FrameSender::Host(Arc::clone(taken.stream()), ticket),
-            done: false,
-        };
-        let answered = tokio::select! {
-            biased;
-            answered = self.over(&mut streams, outgoing, deadline) => answered,
-            () = self.ended.cancelled() => Err(self.named(ErrorKind::Unavailable.into())),
-        };
-        streams.done = answered.is_ok();
-        drop(streams);
-        match answered {
-            Ok(answer) => {
-                // A server that could not read the request hangs up behind such an answer.
-                let unread = [ErrorKind::Protocol, ErrorKind::NotSupported];
-                if !answer.as_ref().is_err_and(|failure| unread.contains(&failure.kind)) {
-                    taken.give_back();
+    ) -> BoxFuture<'a, Option<Result<(Bytes, Body), Failure>>> {
+        Box::pin(async move {
+            let ticket = taken.ticket();
+            let mut streams = Streams {
+                receive: FrameReader::of_host(taken.stream(), Bytes::new(), self.version),
+                send: FrameSender::Host(Arc::clone(taken.stream()), ticket),
+                done: false,
+            };
+            let answered = tokio::select! {
+                biased;
+                answered = self.over(&mut streams, outgoing, deadline) => answered,
+                () = self.ended.cancelled() => Err(self.named(ErrorKind::Unavailable.into())),
+            };
+            streams.done = answered.is_ok();
+            drop(streams);
+            match answered {
+                Ok(answer) => {
+                    // A server that could not read the request hangs up behind such an answer.
+                    let unread = [ErrorKind::Protocol, ErrorKind::NotSupported];
+                    if !answer.as_ref().is_err_and(|failure| unread.contains(&failure.kind)) {
+                        taken.give_back();
+                    }
+                    Some(answer)
                 }
-                Some(answer)
+                Err(_) if taken.give_up() && !self.ended.is_cancelled() => None,
+                Err(failure) => Some(Err(self.why_ended().await.unwrap_or(failure))),
             }
-            Err(_) if taken.give_up() && !self.ended.is_cancelled() => None,
-            Err(failure) => Some(Err(self.why_ended().await.unwrap_or(failure))),
-        }
+        })
     }
 
     /// A stream of QUIC for one request.
@@ -269,12 +273,10 @@ impl Live {
     }
 
     /// Why a local stream has ended: where the connection has, which says so a moment later, that.
-    fn why_ended(&self) -> BoxFuture<'_, Option<Failure>> {
+    async fn why_ended(&self) -> Option<Failure> {
         self.poke();
-        Box::pin(async {
-            let closed = tokio::time::timeout(END_PAUSE, self.quic.closed()).await.ok()?;
-            Some(self.lost(&closed))
-        })
+        let closed = tokio::time::timeout(END_PAUSE, self.quic.closed()).await.ok()?;
+        Some(self.lost(&closed))
     }
 
     /// The answer of the server, which may be a failure; fails when there is none.
