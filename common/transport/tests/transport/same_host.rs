@@ -26,8 +26,8 @@ use millrace_types::{ErrorKind, HostId, MapEpoch};
 use crate::{
     raw::RawClient,
     world::{
-        PATIENCE, World, both_ways, bundle, close_session, echo, endless, endpoints, hello,
-        over_quic, patient, presence, renewal, soon, world, world_with,
+        PATIENCE, World, both_ways, bundle, echo, endless, endpoints, hello, over_quic, patient,
+        presence, renewal, soon, world, world_with,
     },
 };
 
@@ -195,7 +195,8 @@ async fn requests_beyond_the_streams_go_over_quic() {
     echo(&peer, Bytes::from(vec![7; 300_000])).await.unwrap();
 }
 
-#[tokio::test]
+// On two threads: one sends the end of the connection while the other is blocked on its effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_hangs_up_on_who_shows_no_ticket_of_a_connection() {
     let world = world();
     let found = found(&world).await;
@@ -289,25 +290,6 @@ async fn what_is_no_frame_is_answered_once_and_the_stream_ends() {
     stream.write_all(&frame(&hello(1), &[])).unwrap();
     answer(&mut stream);
     assert!(found.quic.close_reason().is_none(), "the connection is as good as before");
-}
-
-#[tokio::test]
-async fn a_server_that_stops_answers_what_is_at_work_and_ends_the_streams() {
-    let world = world();
-    let peer = world.peer();
-    let at_work = tokio::spawn({
-        let peer = peer.clone();
-        async move { peer.call(&close_session(), soon()).await }
-    });
-    world.seen.waiting.next().await;
-    world.shutdown.begin("test");
-    let failure = peer.call(&hello(1), soon()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Unavailable);
-    world.seen.release.wait();
-    at_work.await.unwrap().unwrap();
-    world.finish().await;
-    let failure = peer.call(&hello(1), soon()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Unavailable);
 }
 
 #[tokio::test]
