@@ -27,6 +27,7 @@ use millrace_benches::{figures::Figures, quiet};
 use millrace_metadata_server::engine::StoreKind;
 use millrace_types::ClusterId;
 
+mod layout;
 mod steps;
 
 use steps::Step;
@@ -40,6 +41,9 @@ struct Arguments {
     /// Inodes to make.
     #[arg(long, default_value_t = 1_000_000)]
     inodes: u64,
+    /// Files in each directory.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    files_a_directory: u64,
     /// Lookups, and at most so many removals.
     #[arg(long, default_value_t = 200_000)]
     operations: u64,
@@ -148,6 +152,8 @@ impl Round<'_> {
         let mut command = Command::new(env::current_exe()?);
         command.arg("--directory").arg(self.place);
         command.args(["--inodes", &self.arguments.inodes.to_string()]);
+        let a_directory = self.arguments.files_a_directory.to_string();
+        command.args(["--files-a-directory", &a_directory]);
         command.args(["--operations", &self.arguments.operations.to_string()]);
         command.args(["--cache-mib", &self.arguments.cache_mib.to_string()]);
         command.args(["--engine", &value(&self.contestant), "--step", &value(&step)]);

@@ -22,7 +22,10 @@ use millrace_metadata_server::{
 use millrace_protocol::{metadata::NewNode, session::Caller};
 use millrace_types::{ByteLen, ClusterId, ErrorKind, Failure, FileName, HostId, InodeId, TargetId};
 
-use super::Arguments;
+use super::{
+    Arguments,
+    layout::{Layout, directory_name, file_name},
+};
 
 /// See the module above.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +74,7 @@ pub(super) fn run(
     let begun = Instant::now();
     let engine = Engine::start(settings.clone())?;
     let started = millis(begun.elapsed());
-    let server = Server { engine, settings, inodes: arguments.inodes };
+    let server = Server { engine, settings, layout: layout(arguments) };
     let mut figures = BTreeMap::new();
     match step {
         Step::Fill => server.fill(&mut figures)?,
@@ -100,7 +103,7 @@ pub(super) fn fill_cluster(arguments: &Arguments, cluster: ClusterId) -> Result<
     };
     let settings = EngineSettings { cluster, ..settings(arguments, contestant.store()) };
     let engine = Engine::start(settings.clone())?;
-    let server = Server { engine, settings, inodes: arguments.inodes };
+    let server = Server { engine, settings, layout: layout(arguments) };
     server.fill_directories(&mut BTreeMap::new())?;
     Ok(server.engine.stop()?)
 }
@@ -116,10 +119,14 @@ fn settings(arguments: &Arguments, store: StoreKind) -> EngineSettings {
     }
 }
 
+fn layout(arguments: &Arguments) -> Layout {
+    Layout { files: arguments.inodes, a_directory: arguments.files_a_directory }
+}
+
 struct Server {
     engine: Engine,
     settings: EngineSettings,
-    inodes: u64,
+    layout: Layout,
 }
 
 impl Server {
@@ -143,7 +150,7 @@ impl Server {
     }
 
     fn fill_directories(&self, figures: &mut BTreeMap<&'static str, f64>) -> Result<()> {
-        let directories = self.inodes.div_ceil(FILES_A_DIRECTORY);
+        let directories = self.layout.directories();
         for first in (0..directories).step_by(BATCH) {
             let numbers = first..(first + BATCH as u64).min(directories);
             self.turn(move |core| {
@@ -154,12 +161,11 @@ impl Server {
         }
         let begun = Instant::now();
         let mut longest = Duration::ZERO;
-        for clients in (0..directories).step_by(CLIENTS) {
-            let clients = clients..(clients + CLIENTS as u64).min(directories);
-            longest = longest.max(self.fill_some(clients)?);
+        for group in self.layout.groups() {
+            longest = longest.max(self.fill_some(group)?);
         }
         let seconds = begun.elapsed().as_secs_f64();
-        figures.insert("files made", self.inodes as f64 / seconds);
+        figures.insert("files made", self.layout.files as f64 / seconds);
         figures.insert("longest thousand of them", millis(longest));
         figures.insert("most memory while making", memory_mib("VmHWM:")?);
         figures.insert("store on the disk when filled", self.disk_mib()?);
@@ -167,13 +173,12 @@ impl Server {
     }
 
     /// Fills some directories, a file in each by turns; returns the time of the longest turn.
-    fn fill_some(&self, directories: Range<u64>) -> Result<Duration> {
+    fn fill_some(&self, group: Range<u64>) -> Result<Duration> {
         let mut longest = Duration::ZERO;
-        let some = directories.clone();
-        let ids = self.turn(move |core| some.map(|number| directory(core, number)).collect())?;
+        let count = self.layout.files_in(&group);
+        let ids = self.turn(move |core| group.map(|number| directory(core, number)).collect())?;
         let ids: Vec<InodeId> = ids;
-        let (width, first) = (ids.len() as u64, directories.start * FILES_A_DIRECTORY);
-        let count = (self.inodes - first).min(width * FILES_A_DIRECTORY);
+        let width = ids.len() as u64;
         for begin in (0..count).step_by(BATCH) {
             let (ids, end) = (ids.clone(), (begin + BATCH as u64).min(count));
             let begun = Instant::now();
@@ -189,20 +194,21 @@ impl Server {
     }
 
     fn use_it(&self, operations: u64, figures: &mut BTreeMap<&'static str, f64>) -> Result<()> {
-        let inodes = self.inodes;
+        let layout = self.layout;
+        let files = layout.files;
         let looked_up = self.each_batch(operations, move |core, nth| {
-            let (directory, name) = place(scramble(nth) % inodes, inodes);
+            let (directory, name) = layout.place(scramble(nth) % files);
             look_up(core, directory, &name).map(drop)
         })?;
         figures.insert("lookups in random order", looked_up);
         figures.insert("names listed with attributes", self.list_some()?);
         figures.insert("memory after reading", memory_mib("VmRSS:")?);
         // A step that shares nothing with the count meets each file at most once.
-        let removals = operations.min(inodes / 2);
-        let step = (inodes / 1000 * 618 + 1..).find(|step| share(*step, inodes) == 1);
+        let removals = operations.min(files / 2);
+        let step = (files / 1000 * 618 + 1..).find(|step| share(*step, files) == 1);
         let step = step.context("there is always one")?;
         let removed = self.each_batch(removals, move |core, nth| {
-            let (directory, name) = place(nth * step % inodes, inodes);
+            let (directory, name) = layout.place(nth * step % files);
             let parent = look_up(core, InodeId::ROOT, &directory)?;
             let remove = Remove {
                 caller: Caller::ROOT,
@@ -235,13 +241,14 @@ impl Server {
 
     /// Lists directories in random order, each name with its inode; returns names a second.
     fn list_some(&self) -> Result<f64> {
-        let directories = self.inodes.div_ceil(FILES_A_DIRECTORY);
+        let Layout { a_directory, .. } = self.layout;
+        let directories = self.layout.directories();
         let (begun, mut names) = (Instant::now(), 0);
         for nth in 0..directories.min(LISTINGS) {
             let number = scramble(nth + 1) % directories;
             names += self.turn(move |core| {
                 let directory = directory(core, number)?;
-                let limit = usize::try_from(FILES_A_DIRECTORY).unwrap_or(usize::MAX);
+                let limit = usize::try_from(a_directory).unwrap_or(usize::MAX);
                 let listed = tree::list(core.view(), directory, 0, limit);
                 let listed = listed.map_err(|error| core.failure(error.into()))?;
                 for (_, entry) in &listed {
@@ -322,23 +329,6 @@ fn directory(core: &mut Core, number: u64) -> Result<InodeId, Failure> {
     look_up(core, InodeId::ROOT, &directory_name(number))
 }
 
-/// The directory and the name of a file by its number, as [`Server::fill`] made it.
-fn place(number: u64, inodes: u64) -> (FileName, FileName) {
-    let together = CLIENTS as u64 * FILES_A_DIRECTORY;
-    let first = number / together * CLIENTS as u64;
-    let width = (inodes.div_ceil(FILES_A_DIRECTORY) - first).min(CLIENTS as u64);
-    let nth = number % together;
-    (directory_name(first + nth % width), file_name(nth / width))
-}
-
-fn directory_name(number: u64) -> FileName {
-    FileName::parse(format!("directory-{number:06}").as_bytes()).expect("a short plain name")
-}
-
-fn file_name(number: u64) -> FileName {
-    FileName::parse(format!("sample-{number:08}.jpg").as_bytes()).expect("a short plain name")
-}
-
 fn share(mut one: u64, mut other: u64) -> u64 {
     while other != 0 {
         (one, other) = (other, one % other);
@@ -372,11 +362,6 @@ fn disk_bytes(dir: &Path) -> Result<u64> {
     }
     Ok(bytes)
 }
-
-const FILES_A_DIRECTORY: u64 = 1000;
-
-/// Directories that are filled at once.
-const CLIENTS: usize = 64;
 
 /// Operations of one turn of the engine.
 const BATCH: usize = 1000;

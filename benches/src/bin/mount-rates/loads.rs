@@ -39,7 +39,7 @@ impl Loads<'_> {
     pub(crate) fn measure(&self) -> Result<Vec<Figure>> {
         let paths = self.paths("small", self.files)?;
         let mut shuffled = paths.clone();
-        self.shuffle(&mut shuffled);
+        shuffle(&mut shuffled, self.seed);
         let mut content = vec![1; self.bytes];
         let mut figures = vec![each("create + write small", &paths, |path| {
             Ok(File::create_new(path)?.write_all(&content)?)
@@ -67,14 +67,6 @@ impl Loads<'_> {
         let directory = self.directory.join(directory);
         fs::create_dir(&directory)?;
         Ok((0..count).map(|number| directory.join(format!("file-{number:07}.bin"))).collect())
-    }
-
-    fn shuffle(&self, paths: &mut [PathBuf]) {
-        let random = Random::seeded(self.seed);
-        for last in (1..paths.len()).rev() {
-            let other = random.within(0..last as u64 + 1);
-            paths.swap(last, usize::try_from(other).expect("an index"));
-        }
     }
 
     /// Names and attributes of a directory, which come with a listing; and `ls -l`, which also asks
@@ -177,13 +169,22 @@ impl Loads<'_> {
     }
 }
 
-fn stat(path: &Path) -> Result<()> {
+/// The order that this seed gives.
+pub(crate) fn shuffle(paths: &mut [PathBuf], seed: u64) {
+    let random = Random::seeded(seed);
+    for last in (1..paths.len()).rev() {
+        let other = random.within(0..last as u64 + 1);
+        paths.swap(last, usize::try_from(other).expect("an index"));
+    }
+}
+
+pub(crate) fn stat(path: &Path) -> Result<()> {
     fs::metadata(path)?;
     Ok(())
 }
 
 /// How many a second.
-fn each(
+pub(crate) fn each(
     name: &'static str,
     paths: &[PathBuf],
     mut act: impl FnMut(&Path) -> Result<()>,
@@ -196,12 +197,12 @@ fn each(
 }
 
 /// Has the kernel drop what it can of its caches; what a client keeps by itself stays.
-fn forget(what: &str) -> Result<()> {
+pub(crate) fn forget(what: &str) -> Result<()> {
     fs::write("/proc/sys/vm/drop_caches", what).context("drop caches")
 }
 
 /// Dentries and inodes.
-const NAMES: &str = "2";
+pub(crate) const NAMES: &str = "2";
 /// These, and clean pages.
 const EVERYTHING: &str = "3";
 const MIB: usize = 1 << 20;

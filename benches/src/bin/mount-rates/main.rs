@@ -11,8 +11,10 @@ use clap::Parser;
 use millrace_benches::{figures::Figures, quiet};
 
 mod loads;
+mod standing;
 
 use loads::Loads;
+use standing::Standing;
 
 /// Measures what programs get from mounts. Empties the kernel's caches between the steps, for which
 /// it needs root.
@@ -36,6 +38,10 @@ struct Arguments {
     /// MiB of the large file.
     #[arg(long, default_value_t = 256)]
     mib: usize,
+    /// Looks at one file in each of so many directories, of those that stand in every place before:
+    /// `directory-*/sample-*`, as `metadata-store --into` makes them. Each round takes others.
+    #[arg(long, default_value_t = 0)]
+    standing: usize,
     /// Waits before each measurement until the machine does next to nothing else, for so many
     /// seconds at most.
     #[arg(long, default_value_t = 0)]
@@ -69,8 +75,10 @@ fn main() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "needs root, to empty the kernel's caches");
     ensure!(arguments.rounds > 0 && arguments.files > 0 && arguments.mib > 0, "1 or more of each");
     let mut figures = Figures::against(&arguments.places[0].name);
+    let standing = |place: &Place| Standing::of(&place.directory, arguments.standing);
+    let standing = arguments.places.iter().map(standing).collect::<Result<Vec<_>>>()?;
     for round in 0..arguments.rounds {
-        for place in &arguments.places {
+        for (place, standing) in arguments.places.iter().zip(&standing) {
             if !quiet::wait(Duration::from_secs(arguments.quiet))? && !arguments.json {
                 println!("a round of {} while the machine does other things", place.name);
             }
@@ -88,6 +96,7 @@ fn main() -> Result<()> {
             let measured = loads.measure().with_context(|| place.name.clone());
             let removed = fs::remove_dir_all(&directory);
             figures.add(&place.name, measured?);
+            figures.add(&place.name, standing.measure(round)?);
             removed.with_context(|| format!("remove {}", directory.display()))?;
         }
     }
