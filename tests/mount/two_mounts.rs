@@ -5,9 +5,12 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, Permissions},
     io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -20,6 +23,8 @@ use millrace_tests::{
     figures,
     program::wait_for,
 };
+
+use rustix::fs::OFlags;
 
 use crate::owners::as_user;
 
@@ -447,4 +452,50 @@ fn allowed(outcome: io::Result<()>, may_lack: bool) -> io::Result<()> {
         Err(error) if may_lack && error.kind() == ErrorKind::NotFound => Ok(()),
         outcome => outcome,
     }
+}
+
+/// How often two programs make the same name.
+const MEETINGS: usize = 150;
+
+#[test]
+fn what_another_host_makes_at_that_moment_is_opened_with_the_rights_that_it_gives() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    let (here, there) = (cluster.mount().join("shared"), second.join("shared"));
+    fs::create_dir(&here)?;
+    fs::set_permissions(&here, Permissions::from_mode(0o777))?;
+    let meeting = Barrier::new(2);
+    let (of_user, of_root) = thread::scope(|scope| {
+        let of_user = || (0..MEETINGS).map(|at| user_opens(&meeting, &here.join(at.to_string())));
+        let user = scope.spawn(|| as_user(|| of_user().collect::<Vec<_>>()));
+        let of_root = (0..MEETINGS).map(|at| {
+            meeting.wait();
+            let path = there.join(at.to_string());
+            OpenOptions::new().write(true).create(true).truncate(false).open(path)
+        });
+        let of_root: Vec<_> = of_root.collect();
+        (user.join().expect("it does not panic"), of_root)
+    });
+    of_root.into_iter().collect::<io::Result<Vec<_>>>()?;
+    for (at, (to_read, to_write)) in of_user?.into_iter().enumerate() {
+        let read = to_read.with_context(|| format!("{at}: whoever made it, it may be read"))?;
+        let is_own = read.metadata()?.uid() != 0;
+        match to_write {
+            Ok(_) => ensure!(is_own, "{at}: what is root's was opened for writing"),
+            Err(error) => {
+                ensure!(!is_own && error.kind() == ErrorKind::PermissionDenied, "{error}")
+            }
+        }
+    }
+    Ok(())
+}
+
+/// As `flock` opens what it locks, and as databases open what they write.
+fn user_opens(meeting: &Barrier, path: &Path) -> (io::Result<File>, io::Result<File>) {
+    let mut options = OpenOptions::new();
+    meeting.wait();
+    let to_read = options.read(true).custom_flags(OFlags::CREATE.bits().cast_signed()).open(path);
+    let to_write = options.write(true).create(true).truncate(false).open(path);
+    (to_read, to_write)
 }

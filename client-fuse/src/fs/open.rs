@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use millrace_protocol::{
     metadata::{
-        Attributes, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode, SetAttributes,
+        Attributes, Create, CreateUnnamed, FileKind, InodeReply, NewNode, Open, OpenMode,
+        SetAttributes,
     },
     session::Caller,
 };
@@ -143,8 +144,13 @@ impl FileSystem {
 
     /// Makes a file and opens it; opens the one that exists unless the flags forbid it.
     ///
+    /// The kernel asks for it where it has found nothing, and looks at no permission of what is
+    /// opened then. The server counts it as an open for writing. So of a file that somebody else
+    /// has made meanwhile the kernel is sent back to find it, and to open it as any other: unless
+    /// it is opened for writing alone, or the caller may read what is its own.
+    ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As [`Self::open`]; [`ErrorKind::Stale`] for the kernel, which then looks again.
     pub(crate) async fn create(
         &self,
         caller: Caller,
@@ -154,6 +160,38 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attributes, Opened), Failure> {
         let exclusive = flags & libc::O_EXCL != 0;
+        let access = flags & libc::O_ACCMODE;
+        let make = |exclusive| {
+            self.create_or_open(caller.clone(), (parent, name.clone()), mode, flags, exclusive)
+        };
+        if exclusive || access == libc::O_WRONLY {
+            return make(exclusive).await;
+        }
+        for _ in 0..MEETINGS_MAX {
+            match make(true).await {
+                Err(failure) if failure.kind == ErrorKind::Exists => {}
+                made => return made,
+            }
+            match self.lookup(caller.clone(), parent, name.clone()).await {
+                Ok(found) if access == libc::O_RDWR && is_readable_owner(&caller, &found) => {
+                    return make(false).await;
+                }
+                Err(failure) if failure.kind == ErrorKind::NotFound => {}
+                found => return Err(found.err().unwrap_or_else(made_meanwhile)),
+            }
+        }
+        Err(made_meanwhile())
+    }
+
+    /// Makes a file and opens it for writing, as any that exists already unless that is refused.
+    async fn create_or_open(
+        &self,
+        caller: Caller,
+        (parent, name): (InodeId, FileName),
+        mode: NewMode,
+        flags: i32,
+        exclusive: bool,
+    ) -> Result<(Attributes, Opened), Failure> {
         let telling = self.telling(OpenMode::Write);
         let request = |operation| Create {
             caller: caller.clone(),
@@ -169,6 +207,10 @@ impl FileSystem {
         let made = self.make_name(request, (parent, &name), mode.umask).await;
         let (reply, lease) = made
             .map_err(|unmade| self.take_back(unmade, OpenMode::Write, written_before(&caller)))?;
+        if reply.attributes.kind != FileKind::Regular {
+            // Nothing was opened.
+            return Err(made_meanwhile());
+        }
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let view = View { reply, viewed, whole: None, lease };
@@ -434,3 +476,15 @@ impl FileSystem {
 fn is_refusal(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::PermissionDenied | ErrorKind::NotPermitted)
 }
+
+/// Whether a file's own bits let its owner read it, and this is the owner: whatever lists say.
+fn is_readable_owner(caller: &Caller, found: &Attributes) -> bool {
+    found.kind == FileKind::Regular && caller.uid == found.uid && found.mode & 0o400 != 0
+}
+
+fn made_meanwhile() -> Failure {
+    Failure::new(ErrorKind::Stale, "somebody else has made it meanwhile")
+}
+
+/// How often a name may be met that is gone again when it is looked at.
+const MEETINGS_MAX: usize = 3;
