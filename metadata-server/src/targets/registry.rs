@@ -130,7 +130,12 @@ impl Registry {
         self.targets.iter().map(|(id, member)| (*id, member))
     }
 
-    /// Capacity and use of all targets, by their last reports, in bytes.
+    /// Targets that have not reported since the server's start.
+    pub fn unreported(&self) -> impl Iterator<Item = TargetId> {
+        self.targets.iter().filter(|(_, member)| member.report.is_none()).map(|(id, _)| *id)
+    }
+
+    /// Capacity and use of the targets that have reported, by their last reports, in bytes.
     #[must_use]
     pub fn capacity(&self) -> (u64, u64) {
         let reports = self.targets.values().filter_map(|member| member.report.as_ref());

@@ -51,7 +51,17 @@ pub(crate) fn client(number: u8) -> Client {
 
 /// Two targets of one daemon.
 pub(crate) fn register_targets(server: &Server) {
-    let report = |number| TargetReport {
+    let request = RegisterHost {
+        addresses: vec!["127.0.0.1:1".to_owned()],
+        host_name: "storage".to_owned(),
+        targets: vec![target_report(1), target_report(2)],
+    };
+    run(server, &targets_daemon(), request, ops::cluster::register).unwrap();
+}
+
+/// What one of [`register_targets`] says of itself.
+pub(crate) fn target_report(number: u8) -> TargetReport {
+    TargetReport {
         id: TargetId([number; 8]),
         capacity: ByteLen(GIB),
         used: ByteLen(0),
@@ -59,14 +69,12 @@ pub(crate) fn register_targets(server: &Server) {
         loss_count: 0,
         bad_blocks: 0,
         blank: false,
-    };
-    let request = RegisterHost {
-        addresses: vec!["127.0.0.1:1".to_owned()],
-        host_name: "storage".to_owned(),
-        targets: vec![report(1), report(2)],
-    };
-    let daemon = Client { role: Role::Target, ..client(200) };
-    run(server, &daemon, request, ops::cluster::register).unwrap();
+    }
+}
+
+/// The daemon that serves these.
+pub(crate) fn targets_daemon() -> Client {
+    Client { role: Role::Target, ..client(200) }
 }
 
 /// Runs an operation until it is done, with targets that confirm every shrink at once, and writers

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use millrace_metadata_server::{engine::StoreKind, ops};
 use millrace_protocol::{
+    cluster::Heartbeat,
     delegation::Delegate,
-    metadata::{CreateUnnamed, NewNode},
+    metadata::{CreateUnnamed, FileSystemUse, NewNode},
     session::Caller,
 };
-use millrace_types::{ErrorKind, InodeId};
+use millrace_types::{ErrorKind, GIB, InodeId};
 
 use crate::{
     engine::Server,
-    hosts::{Host, register_targets, run},
+    hosts::{Host, register_targets, run, target_report, targets_daemon},
 };
 
 #[test]
@@ -54,6 +55,27 @@ fn files_can_be_made_while_all_targets_are_away() {
     server.pass(Duration::from_secs(120));
     let mut host = Host::open(&server, 1);
     host.make(&server, InodeId::ROOT, "file", NewNode::Regular).unwrap();
+}
+
+#[test]
+fn room_is_told_when_the_targets_have_said_it_and_none_is_free_where_one_stays_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::Memory);
+    register_targets(&server);
+    let room = |server: &Server| {
+        let host = Host::open(server, 1);
+        let request = FileSystemUse { inode: InodeId::ROOT };
+        let told = run(server, &host.client, request, ops::statfs::read);
+        told.map(|told| (told.capacity_bytes, told.used_bytes)).map_err(|failure| failure.kind)
+    };
+    assert_eq!(room(&server), Ok((2 * GIB, 0)));
+    server.restart();
+    assert_eq!(room(&server), Err(ErrorKind::Busy), "nobody has told it anything yet");
+    let first = Heartbeat { targets: vec![target_report(1)], hydrated_bytes: 0 };
+    run(&server, &targets_daemon(), first, ops::cluster::heartbeat).unwrap();
+    assert_eq!(room(&server), Err(ErrorKind::Busy), "the other may be about to");
+    server.pass(Duration::from_secs(4));
+    assert_eq!(room(&server), Ok((2 * GIB, GIB)), "what is away has nothing free");
 }
 
 fn unnamed(server: &Server, host: &mut Host) -> Result<(), ErrorKind> {
