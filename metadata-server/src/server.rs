@@ -4,18 +4,15 @@
 //! of the daemon's own runtime, which go on when the caller gives up.
 //!
 //! Modules: `roles` (who may send what), `dispatch` (which request is answered how), `answer` (by
-//! what, whatever it is), `execute` (operations, and what must happen between their turns),
-//! `environment` (what hydration gets from the server), and one for each kind of requests that
-//! needs more than an operation.
-
-use std::sync::Arc;
+//! what, whatever it is), `execute` (operations, and what must happen between their turns), `rooms`
+//! (how much waits in the background), `environment` (what hydration gets from the server), and one
+//! for each kind of requests that needs more than an operation.
 
 use async_trait::async_trait;
 use millrace_protocol::{RequestKind, session::Role};
 use millrace_runtime::Shutdown;
 use millrace_transport::{IncomingCall, Service};
 use millrace_types::Failure;
-use tokio::sync::Semaphore;
 
 use crate::{
     engine::Handle,
@@ -26,7 +23,7 @@ use crate::{
     targets::{losses::Losses, spills::Spills, trims::Trims, upkeep::Upkeep},
 };
 use answer::{Answer, Work};
-use execute::BACKGROUND_MAX;
+use rooms::Rooms;
 
 mod answer;
 mod backup;
@@ -40,6 +37,7 @@ mod locks;
 mod names;
 mod recalls;
 mod roles;
+mod rooms;
 mod upkeep;
 
 pub use backup::Backups;
@@ -58,7 +56,7 @@ pub struct MetadataService {
     /// Where work runs that goes on when its caller gives up.
     background: tokio::runtime::Handle,
     /// Bounds that work.
-    rooms: Arc<Semaphore>,
+    rooms: Rooms,
     metrics: ServerMetrics,
     backups: Backups,
     /// Ends what would otherwise wait while the server drains.
@@ -94,7 +92,6 @@ impl MetadataService {
         metrics: ServerMetrics,
         shutdown: Shutdown,
     ) -> Self {
-        let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
         let Workers { hydration, trims, spills, upkeep, losses, reconciliation, backups } = workers;
         Self {
             engine,
@@ -105,7 +102,7 @@ impl MetadataService {
             losses,
             reconciliation,
             background,
-            rooms,
+            rooms: Rooms::new(),
             metrics,
             backups,
             shutdown,

@@ -28,12 +28,15 @@ use std::{
 use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec, tallied};
 use millrace_protocol::{admin::AttributeSource, cluster};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
-use tokio::sync::{RwLock, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{RwLock, watch};
 
-use self::{entries::Found, running::Running};
+#[cfg(test)]
+pub(super) use self::turns::{LISTINGS_MAX, PATIENT_MAX};
+use self::{entries::Found, running::Running, turns::Turns};
 pub(super) use self::{
     entries::{Defaults, key_of, origin_of},
     object::Object,
+    turns::Turn,
 };
 use super::{
     destination::prefix_of, environment::Environment, exporting::Exporting, left_out::Tray,
@@ -58,17 +61,7 @@ mod probe;
 mod ranges;
 mod running;
 mod shadow;
-
-/// Listings that run at the same time.
-pub(super) const LISTINGS_MAX: usize = 16;
-
-/// Pages that all listings together have asked for and not imported yet: a third of the requests
-/// that may be on their way to a bucket, so that who looks a name up always finds room. A page of
-/// a thousand names takes some 300 KiB.
-const PAGES_MAX: usize = 24;
-
-/// Listings of these that nobody waits for but jobs and rounds: the rest is for who looks.
-pub(super) const PATIENT_MAX: usize = 12;
+mod turns;
 
 /// Listings that run or wait for their turn: who looks names up in a million directories would
 /// otherwise queue as many. Each costs a task of a few KiB.
@@ -76,13 +69,6 @@ const LISTINGS_WAITING_MAX: usize = 4096;
 
 /// How long who needs one more listing waits before asking again.
 const LISTINGS_PAUSE: Duration = Duration::from_millis(250);
-
-/// Names that are asked for alone at the same time, because somebody waits for them.
-const PROBES_MAX: usize = 64;
-
-/// Objects that all listings together ask for at the same time, for their attributes: fewer than
-/// may be on their way to a bucket, so that who looks a name up finds room.
-const HEADS_MAX: usize = 48;
 
 /// How far a listing is.
 #[derive(Debug, Clone)]
@@ -122,11 +108,7 @@ pub struct Importer<E> {
     environment: Arc<E>,
     buckets: Arc<Buckets>,
     running: Mutex<HashMap<InodeId, Running>>,
-    listings: Semaphore,
-    patient: Semaphore,
-    pages: Arc<Semaphore>,
-    probes: Semaphore,
-    heads: Semaphore,
+    turns: Turns,
     /// Directories whose listing began before an import of them was asked for.
     outrun: RwLock<HashSet<InodeId>>,
     /// Directories whose refresh failed, and until when lookups do without.
@@ -157,11 +139,7 @@ impl<E: Environment> Importer<E> {
             environment,
             buckets,
             running: Mutex::default(),
-            listings: Semaphore::new(LISTINGS_MAX),
-            patient: Semaphore::new(PATIENT_MAX),
-            pages: Arc::new(Semaphore::new(PAGES_MAX)),
-            probes: Semaphore::new(PROBES_MAX),
-            heads: Semaphore::new(HEADS_MAX),
+            turns: Turns::new(),
             outrun: RwLock::default(),
             put_off: Mutex::default(),
             exporting: Exporting::default(),
@@ -334,13 +312,18 @@ impl<E: Environment> Importer<E> {
     }
 
     /// The turn of a listing that has time: jobs and rounds take one for each directory that they
-    /// have listed, so that some of the listings that may run are left to who looks. It gives way
-    /// to a snapshot here: most directories are no larger than what comes first of each.
+    /// have listed, so that some of the listings of its link that may run are left to who looks. It
+    /// gives way to a snapshot here: most directories are no larger than what comes first of each.
+    /// What shows no bucket needs none.
     ///
     /// # Errors
-    /// [`ErrorKind::Cancelled`] when the server ends.
-    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        let turn = self.patient.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+    /// [`ErrorKind::Cancelled`] when the server ends; that it is busy.
+    pub(super) async fn turn(&self, directory: InodeId) -> Result<Option<Turn>, Failure> {
+        let linked = self.environment.read(move |view| linked(view, directory)).await?;
+        let turn = match linked {
+            Some(linked) => Some(self.turns.of(linked.link).patient().await?),
+            None => None,
+        };
         self.environment.give_way().await;
         Ok(turn)
     }

@@ -222,7 +222,7 @@ impl<E: Environment> Refresher<E> {
         if listed.is_none_or(|listed| now < listed.plus(due.every)) {
             return Ok(());
         }
-        let _turn = self.importer.turn().await?;
+        let _turn = self.importer.turn(directory).await?;
         let refreshed = self.importer.refresh(directory, |_| ()).await;
         let mut state = self.state();
         let Some(progress) = state.get_mut(&due.link) else {

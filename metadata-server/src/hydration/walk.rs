@@ -318,7 +318,7 @@ async fn list<E: Environment>(
     directory: InodeId,
 ) -> Result<(), Failure> {
     let asks = match unlisted {
-        // Turns are those of all buckets: what is here already must not wait for a slow one.
+        // What is here already must not wait for the turns of a slow bucket.
         Unlisted::List => importer.is_due(directory).await?,
         Unlisted::Refresh => true,
         Unlisted::Leave => false,
@@ -326,7 +326,7 @@ async fn list<E: Environment>(
     if !asks {
         return Ok(());
     }
-    let _turn = importer.turn().await?;
+    let _turn = importer.turn(directory).await?;
     match unlisted {
         Unlisted::List => importer.whole(directory).await,
         Unlisted::Refresh => importer.refresh(directory, |_| ()).await,

@@ -203,7 +203,7 @@ impl MetadataService {
         let gone = || Failure::new(ErrorKind::NotFound, "there is no such backup any more");
         let (number, offset) = (request.backup, request.offset);
         let backup = self.backups.find(number, self.engine.now()).ok_or_else(gone)?;
-        let room = self.room()?;
+        let room = self.rooms.for_others()?;
         let reading = self.background.spawn_blocking(move || {
             let _room = room;
             read(&backup, &request)

@@ -6,8 +6,7 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use millrace_types::{ErrorKind, Failure};
-use tokio::sync::OwnedSemaphorePermit;
+use millrace_types::{ErrorKind, Failure, HostId};
 
 use super::{
     MetadataService,
@@ -28,10 +27,6 @@ pub(super) const NEEDS_MAX: usize = 16;
 /// was executed gives it a new number, so that those that overtake it are not held up: see
 /// [`Operation::SPAN_MAX`](millrace_protocol::session::Operation::SPAN_MAX).
 pub(super) const BUCKET_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// Requests that wait for buckets and targets at the same time, with those whose callers gave up:
-/// as many as wait for the engine. Each holds a few KiB.
-pub(super) const BACKGROUND_MAX: usize = 4096;
 
 impl MetadataService {
     /// Tries an operation until it is done.
@@ -87,7 +82,7 @@ impl MetadataService {
                     needs -= 1;
                 }
                 Step::Need(need) => {
-                    self.settle(need.clone(), 0).await?;
+                    self.settle(client.host, need.clone(), 0).await?;
                     if matches!(need, Need::Spill { .. }) {
                         continue;
                     }
@@ -103,13 +98,19 @@ impl MetadataService {
         Err(if executed { ErrorKind::Unavailable } else { ErrorKind::Busy }.into())
     }
 
-    /// Has something happen that an operation needs. Goes on in the background when the caller
-    /// gives up.
+    /// Has something happen that an operation of a client needs. Goes on in the background when the
+    /// caller gives up: what waits for a bucket to tell of one name not for long, since who still
+    /// wants it asks again.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] when a bucket keeps the operation, which is not executed yet, waiting
     /// for [`BUCKET_WAIT_MAX`]; those of the bucket and the targets.
-    pub(super) async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
+    pub(super) async fn settle(
+        &self,
+        client: HostId,
+        need: Need,
+        cookie: u64,
+    ) -> Result<(), Failure> {
         if let Need::Told(waits) = &need {
             recalls::told(waits).await;
             return Ok(());
@@ -117,7 +118,11 @@ impl MetadataService {
         let waits = matches!(need, Need::Trim(_) | Need::Spill { .. });
         let listing = matches!(need, Need::Listing(_));
         let is_executed = matches!(need, Need::Trim(_));
-        let room = self.room().map_err(|failure| match is_executed {
+        let room = match waits {
+            true => self.rooms.for_targets(),
+            false => self.rooms.for_bucket(client),
+        };
+        let room = room.map_err(|failure| match is_executed {
             // The operation may have been executed.
             true => Failure { kind: ErrorKind::Unavailable, ..failure },
             false => failure,
@@ -127,7 +132,11 @@ impl MetadataService {
         let work = async move {
             let _room = room;
             match need {
-                Need::Name { directory, name } => hydration.before_lookup(directory, &name).await,
+                Need::Name { directory, name } => {
+                    let looked = hydration.before_lookup(directory, &name);
+                    let looked = tokio::time::timeout(BUCKET_WAIT_MAX, looked).await;
+                    looked.unwrap_or_else(|_| Err(not_answered()))
+                }
                 Need::Listing(directory) => match hydration.before_list(directory, cookie).await? {
                     Listing::Growing(_) | Listing::Complete(_) => Ok(()),
                     Listing::Failed(failure) => Err(failure),
@@ -155,20 +164,12 @@ impl MetadataService {
                     // The listing itself goes on: this only waited for it.
                     task.abort();
                 }
-                let text = "the bucket has not answered yet; it goes on being asked";
-                return Err(Failure::new(ErrorKind::Busy, text));
+                return Err(not_answered());
             };
             ended
         };
         ended.unwrap_or_else(|error| {
             Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
-        })
-    }
-
-    /// A place for work in the background.
-    pub(super) fn room(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        Arc::clone(&self.rooms).try_acquire_owned().map_err(|_| {
-            Failure::new(ErrorKind::Busy, "too many requests wait for buckets and targets")
         })
     }
 
@@ -181,7 +182,7 @@ impl MetadataService {
         &self,
         work: BoxFuture<'static, Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let room = self.room()?;
+        let room = self.rooms.for_others()?;
         let work = async move {
             let _room = room;
             work.await
@@ -197,4 +198,8 @@ impl MetadataService {
         self.engine.synced(index).await?;
         Ok(answer)
     }
+}
+
+fn not_answered() -> Failure {
+    Failure::new(ErrorKind::Busy, "the bucket has not answered yet")
 }

@@ -38,7 +38,7 @@ impl MetadataService {
                 }
                 Step::Done(page) => return Ok(page),
                 Step::Need(need) => {
-                    self.settle(need.clone(), request.cookie).await?;
+                    self.settle(client.host, need.clone(), request.cookie).await?;
                     client.settled.push(need);
                 }
             }

@@ -181,7 +181,7 @@ impl MetadataService {
                 }
                 Step::Done(marked) => return Ok(marked),
                 Step::Need(need) => {
-                    self.settle(need.clone(), cookie.unwrap_or_default()).await?;
+                    self.settle(client.host, need.clone(), cookie.unwrap_or_default()).await?;
                     client.settled.push(need);
                 }
             }

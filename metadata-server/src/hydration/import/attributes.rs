@@ -5,7 +5,7 @@
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{Bucket, EXPORT_ID_KEY, Error, Head, PosixAttributes};
-use millrace_types::{ErrorKind, Failure, FileName};
+use millrace_types::{Failure, FileName};
 
 use super::{Environment, ImportKind, Importer, Linked, broken, entries::Found, key_of, probe};
 use crate::{
@@ -123,7 +123,7 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         found: Found,
     ) -> Result<Option<Told>, Failure> {
-        let _permit = self.heads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let _turn = self.turns.of(linked.link).head().await?;
         let key = key_of(&linked.prefix, found.name());
         if *found.kind() == ImportKind::Directory {
             return directory(bucket, &format!("{key}/"), found).await.map(Some);

@@ -1,8 +1,8 @@
 //! One directory listed from its beginning to its end: pages asked for ahead, and imported.
 //!
 //! While a page is imported, the next ones are on their way, and they are read in other threads. A
-//! page counts against [`PAGES_MAX`](super::PAGES_MAX) from its request until it is in the tree, so
-//! that memory stays bounded however fast a bucket is.
+//! page has a [`PageRoom`] from its request until it is in the tree, so that memory stays bounded
+//! however fast a bucket is.
 //!
 //! While a snapshot of the metadata runs short of memory, a listing that no program waits for asks
 //! for no further page, imports what has come, and then waits: with nothing that others need.
@@ -12,10 +12,7 @@ use std::sync::Arc;
 use millrace_object_source::{Bucket, Page, tallied};
 use millrace_protocol::left_out::LeftOutReason;
 use millrace_types::{ErrorKind, Failure, Timestamp};
-use tokio::{
-    sync::{OwnedSemaphorePermit, SemaphorePermit},
-    task::{JoinError, JoinSet},
-};
+use tokio::task::{JoinError, JoinSet};
 
 use super::{
     Environment, Import, Importer, Linked, Listing, Tally,
@@ -23,6 +20,7 @@ use super::{
     entries,
     ranges::{Ask, Handed, Ranges},
     running::Lister,
+    turns::{OfLink, PageRoom, Turn},
 };
 use crate::{command::BATCH_MAX, hydration::left_out::Tray};
 
@@ -33,7 +31,7 @@ struct Answered {
     asked: Timestamp,
     page: Page,
     /// Given back when it is imported, or waits for that.
-    room: Option<OwnedSemaphorePermit>,
+    room: Option<PageRoom>,
 }
 
 /// Pages that are on their way.
@@ -71,7 +69,8 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         lister: &Lister,
     ) -> Result<(Tally, bool), Failure> {
-        let mut permit = self.permit().await?;
+        let turns = self.turns.of(linked.link);
+        let mut turn = turns.listing().await?;
         self.begin_listing(linked.directory).await;
         let bucket = self.bucket(&linked.bucket)?;
         let again = linked.listed.is_some();
@@ -85,7 +84,7 @@ impl<E: Environment> Importer<E> {
         self.ask(&bucket, linked, &mut ranges, &mut pages);
         loop {
             if pages.is_empty() && !ranges.is_done() {
-                permit = self.give_way_without(permit, false, lister).await?;
+                turn = self.give_way_without(&turns, turn, false, lister).await?;
                 self.ask(&bucket, linked, &mut ranges, &mut pages);
             }
             let Some(answered) = pages.join_next().await else { break };
@@ -117,7 +116,8 @@ impl<E: Environment> Importer<E> {
                 if !found.is_empty() && self.is_held_up(lister) {
                     // Left to the pages of those who do not wait.
                     room = None;
-                    permit = self.give_way_without(permit, !pages.is_empty(), lister).await?;
+                    let holds = !pages.is_empty();
+                    turn = self.give_way_without(&turns, turn, holds, lister).await?;
                 }
             }
             drop(room);
@@ -126,8 +126,8 @@ impl<E: Environment> Importer<E> {
                 lister.tell(Listing::Growing(tally));
             }
         }
-        // Subdirectories are listed for it too: with permits of their own.
-        drop(permit);
+        // Subdirectories are listed for it too: with turns of their own.
+        drop(turn);
         let mut followed = Ok(());
         if again {
             self.counts.refreshes.inc();
@@ -153,39 +153,36 @@ impl<E: Environment> Importer<E> {
         pages: &mut Pages,
     ) {
         while let Some(ask) = ranges.next() {
-            let page = Arc::clone(self).page(Arc::clone(bucket), linked.prefix.clone(), ask);
+            let page = Arc::clone(self).page(Arc::clone(bucket), linked.clone(), ask);
             pages.spawn(tallied(page));
         }
     }
 
     /// How many more directories may be listed at this moment.
     #[cfg(test)]
-    pub(in crate::hydration) fn listings_left(&self) -> usize {
-        self.listings.available_permits()
+    pub(in crate::hydration) fn listings_left(&self, link: millrace_types::LinkId) -> usize {
+        self.turns.of(link).listings_left()
     }
 
-    async fn permit(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled.into())
-    }
-
-    /// Lets a snapshot get ahead, with the permit left to others meanwhile: the job that wanted the
-    /// listing may be gone, and its turn be another one's. Who holds pages may wait for no permit.
-    async fn give_way_without<'a>(
-        &'a self,
-        permit: SemaphorePermit<'a>,
+    /// Lets a snapshot get ahead, with the turn left to others meanwhile: the job that wanted the
+    /// listing may be gone, and its turn be another one's. Who holds pages may wait for no turn.
+    async fn give_way_without(
+        &self,
+        turns: &OfLink,
+        turn: Turn,
         holds_pages: bool,
         lister: &Lister,
-    ) -> Result<SemaphorePermit<'a>, Failure> {
+    ) -> Result<Turn, Failure> {
         if !self.is_held_up(lister) {
-            return Ok(permit);
+            return Ok(turn);
         }
         if holds_pages {
             self.give_way(lister).await;
-            return Ok(permit);
+            return Ok(turn);
         }
-        drop(permit);
+        drop(turn);
         self.give_way(lister).await;
-        self.permit().await
+        turns.listing().await
     }
 
     /// Whether a snapshot is to get ahead of a listing that has time.
@@ -205,13 +202,12 @@ impl<E: Environment> Importer<E> {
     async fn page(
         self: Arc<Self>,
         bucket: Arc<Bucket>,
-        prefix: String,
+        linked: Linked,
         ask: Ask,
     ) -> Result<Answered, Failure> {
-        let pages = Arc::clone(&self.pages);
-        let room = pages.acquire_owned().await.map_err(|_| ErrorKind::Cancelled)?;
+        let room = self.turns.of(linked.link).page().await?;
         let asked = self.environment.now();
-        let page = bucket.list_directory(&prefix, ask.after.as_ref()).await?;
+        let page = bucket.list_directory(&linked.prefix, ask.after.as_ref()).await?;
         Ok(Answered { range: ask.range, asked, page, room: Some(room) })
     }
 }

@@ -138,7 +138,7 @@ impl<E: Environment> Importer<E> {
     /// The same, and whether an export of this file made it. What is not there may take names and
     /// the only copy of their bytes along: so the bucket itself has to say it.
     async fn asked(&self, object: &Object) -> Result<Option<(FoundObject, bool)>, Failure> {
-        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let _turn = self.turns.of(object.link).probe().await?;
         let bucket = self.bucket(&object.bucket)?;
         let Some(head) = bucket.look(&object.key).await? else { return Ok(None) };
         let attributes = PosixAttributes::from_metadata(&head.metadata);

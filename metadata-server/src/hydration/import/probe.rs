@@ -5,7 +5,7 @@
 
 use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
 use millrace_protocol::admin::AttributeSource;
-use millrace_types::{ErrorKind, Failure, FileName, name::SYMLINK_LEN_MAX};
+use millrace_types::{Failure, FileName, name::SYMLINK_LEN_MAX};
 
 use super::{
     Importer, Linked,
@@ -17,7 +17,7 @@ use crate::hydration::environment::Environment;
 impl<E: Environment> Importer<E> {
     /// Imports `name` if the bucket has it.
     pub(super) async fn probe(&self, linked: &Linked, name: &FileName) -> Result<(), Failure> {
-        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let _turn = self.turns.of(linked.link).probe().await?;
         let Ok(text) = std::str::from_utf8(name.as_bytes()) else {
             // Keys are UTF-8: no bucket has such a name.
             return Ok(());

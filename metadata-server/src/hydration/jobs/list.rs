@@ -136,7 +136,7 @@ async fn listed<E: Environment>(
         if !may_list(environment, &context.job.caller, directory).await? {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        let _turn = context.importer.turn().await?;
+        let _turn = context.importer.turn(directory).await?;
         let mut counted = Counted::default();
         let count = |now: Tally| {
             let (names, bytes) = counted.grow(now);

@@ -284,14 +284,35 @@ async fn what_is_listed_already_waits_for_no_turn() {
     world.put("b/deep/y", b"22");
     world.job(JobKind::Import, "/data").await;
     // All turns are taken, as by imports of a slow bucket.
+    let data = world.find("/data").await.unwrap().id;
     let importer = &world.hydration.importer;
     let mut turns = Vec::new();
     for _ in 0..PATIENT_MAX {
-        turns.push(importer.turn().await.unwrap());
+        turns.push(importer.turn(data).await.unwrap().unwrap());
     }
     let job = world.job(JobKind::Hydrate, "/data").await;
     assert_eq!((job.state, job.files_done), (JobState::Succeeded, 2), "{:?}", job.failures);
     drop(turns);
+}
+
+#[tokio::test]
+async fn a_bucket_whose_turns_are_all_taken_keeps_nobody_from_another() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.link_at("/other", LinkMode::ReadOnly).await.unwrap();
+    world.put("x", b"1");
+    let [data, other] =
+        [world.find("/data").await.unwrap().id, world.find("/other").await.unwrap().id];
+    let importer = &world.hydration.importer;
+    let mut turns = Vec::new();
+    for _ in 0..PATIENT_MAX {
+        turns.push(importer.turn(data).await.unwrap().unwrap());
+    }
+    let mut others = Box::pin(importer.turn(other));
+    let turn = timeout(LIMIT, &mut others).await.expect("it has turns of its own");
+    assert!(turn.unwrap().is_some());
+    let root = importer.turn(InodeId::ROOT);
+    let turn = timeout(LIMIT, root).await.expect("what shows no bucket waits for none");
+    assert!(turn.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -364,7 +385,8 @@ async fn a_listing_that_gives_way_asks_for_no_further_page_and_leaves_its_permit
         }
         troubles.held_up.notified().await;
         assert_eq!(world.find("/data").await.unwrap().size, 10_000);
-        assert_eq!((asked(), importer.listings_left()), (1, LISTINGS_MAX));
+        let link = world.server.read(move |view| linked(view, data)).await.unwrap().unwrap().link;
+        assert_eq!((asked(), importer.listings_left(link)), (1, LISTINGS_MAX));
         list_all(&world, data).await;
         whole.await.unwrap().unwrap();
     };
