@@ -12,6 +12,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+/// That of the daemon, whose memory is measured here.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod access;
 mod bounds;
 mod chance;
@@ -31,6 +35,7 @@ mod levels;
 mod listing;
 mod loss;
 mod lost_names;
+mod memory;
 mod namespace;
 mod no_targets;
 mod once;
