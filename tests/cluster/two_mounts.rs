@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
@@ -46,7 +47,7 @@ fn names_of_a_directory_change_while_reads_of_its_files_hang() -> Result<()> {
     }
     let (done, ended) = mpsc::channel();
     let changes = mounts.clone();
-    thread::spawn(move || done.send(change(&changes)));
+    thread::spawn(move || done.send(change(&changes).and_then(|()| clash(&changes))));
     let changed = ended.recv_timeout(PATIENCE).context("changes wait for the reads");
     for reader in &mut readers {
         ensure!(reader.try_wait()?.is_none(), "the reads hang");
@@ -72,6 +73,33 @@ fn change(mounts: &[PathBuf; 2]) -> Result<()> {
             ensure!(fs::read_to_string(mounts[there].join(&name))? == name, "{name} has its bytes");
             fs::remove_file(mounts[there].join(&name))?;
             ensure!(!mounts[here].join(&name).exists(), "{name} is gone");
+        }
+    }
+    Ok(())
+}
+
+/// Both change the directory at the same time, under the same names and under their own: each waits
+/// for what the other has to give back, while its kernel holds the directory for the change.
+fn clash(mounts: &[PathBuf; 2]) -> Result<()> {
+    thread::scope(|scope| {
+        let both = mounts.each_ref().map(|mount| scope.spawn(move || change_beside(mount)));
+        both.map(|one| one.join().expect("it does not panic")).into_iter().collect()
+    })
+}
+
+fn change_beside(mount: &Path) -> Result<()> {
+    for round in 0..ROUNDS {
+        let (shared, own) = (mount.join(format!("both-{}", round % 3)), mount.join("each"));
+        let renamed = mount.join(format!("both-{}", (round + 1) % 3));
+        let change = fs::write(&shared, b"of either").and_then(|()| fs::rename(&shared, renamed));
+        let change = change.and_then(|()| fs::create_dir(&own)).and_then(|()| fs::remove_dir(own));
+        match change.map_err(|error| error.kind()) {
+            // The other was faster; who is too late twice is told so.
+            Ok(())
+            | Err(
+                ErrorKind::NotFound | ErrorKind::AlreadyExists | ErrorKind::StaleNetworkFileHandle,
+            ) => {}
+            Err(kind) => bail!("{kind} in round {round}"),
         }
     }
     Ok(())

@@ -57,8 +57,8 @@ def crashes(cluster, mount, minutes, seed):
         "all whole, no error seen by a writer"
 
 
-def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", killing=True):
-    """Four exercisers at a time, each with a file and a seed of its own, while servers are killed.
+def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", files=4, killing=True):
+    """Exercisers side by side, each with a file and a seed of its own, while servers are killed.
 
     Each compares every read, mapped ones too, with what it has written.
     """
@@ -69,9 +69,9 @@ def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", killing=Tr
     logs = tempfile.TemporaryDirectory(prefix="fsx-", dir=cluster.directory.parent)
     running, kills, generator = [], 0, random.Random(seed)
     try:
-        for index in range(4):
+        for index in range(files):
             with open(pathlib.Path(logs.name) / f"{index}.log", "w", encoding="utf-8") as log:
-                command = [tools / "fsx", "-f", settings, "-N", operations // 4]
+                command = [tools / "fsx", "-f", settings, "-N", operations // files]
                 command += ["-S", seed + index, "-P", logs.name, folder / str(index)]
                 running.append(subprocess.Popen([str(word) for word in command], stdout=log,
                                                 stderr=log, stdin=subprocess.DEVNULL))
@@ -89,8 +89,8 @@ def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", killing=Tr
             process.kill()
             process.wait()
         logs.cleanup()
-    return f"fsx: {operations // 4 * 4} operations on 4 files (mapped reads and writes, " \
-        "truncate, fallocate, holes and copy_file_range too), " \
+    return f"fsx: {operations // files} operations on each of {files} files (mapped reads and " \
+        "writes, truncate, fallocate, holes and copy_file_range too), " \
         f"{kills or 'no'} kills of servers: no difference"
 
 
@@ -192,8 +192,8 @@ def main():
                            help="where the programs fsx and pjdfstest lie")
     arguments.add_argument("--operations", type=int, default=100_000,
                            help="of fsx under kills, in all")
-    arguments.add_argument("--small-operations", type=int, default=900_000,
-                           help="of fsx without kills, in all")
+    arguments.add_argument("--small-operations", type=int, default=1_000_000,
+                           help="of fsx without kills, on one file")
     arguments.add_argument("--seed", type=int, default=int(time.time()))
     arguments.add_argument("--report", help="document to write the figures into")
     arguments.add_argument("--figures", type=pathlib.Path,
@@ -217,7 +217,7 @@ def main():
             lambda: "with -o acl, "
             + pjdfstest(with_lists(cluster, directory), options.tools, name="l"),
             lambda: fsx(cluster, mount, options.tools, options.small_operations, options.seed,
-                        "fsx-small.toml", killing=False),
+                        "fsx-small.toml", files=1, killing=False),
             lambda: fsx(cluster, mount, options.tools, options.operations, options.seed),
             lambda: crashes(cluster, mount, options.minutes, options.seed),
         ):
