@@ -103,7 +103,8 @@ pub(crate) use trust::unnamed;
 /// | 22    | removals of links that are recorded to give up what their buckets do not have;   |
 /// |       | many whiteouts of a directory that is gone go by and by                          |
 /// | 23    | what targets have shown of the log is remembered                                 |
-pub const FEATURE_LEVEL: u32 = 23;
+/// | 24    | imports that go on with one that did not succeed                                 |
+pub const FEATURE_LEVEL: u32 = 24;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;

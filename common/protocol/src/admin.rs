@@ -321,7 +321,8 @@ pub struct Job {
     pub errors: u64,
     /// The first failures: path and why; at most [`JOB_FAILURES_MAX`].
     pub failures: Vec<JobFailure>,
-    /// When it was asked for.
+    /// When it was asked for; of an import that goes on with one that did not succeed, when that
+    /// one was.
     pub started: Timestamp,
     /// When it ended.
     pub ended: Option<Timestamp>,

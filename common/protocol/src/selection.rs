@@ -40,7 +40,7 @@ pub struct StartSelected {
 }
 
 /// Starts a job once more that has ended: over the same files, of which those that are done are
-/// passed over.
+/// passed over; of an import that succeeded none.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct RetryJob {
     /// For whom: who started it, or root.

@@ -4,7 +4,7 @@ use millrace_protocol::{
     admin::{JOB_FAILURES_MAX, JobState},
     job_detail::DIRECTORIES_MAX,
 };
-use millrace_types::ErrorKind;
+use millrace_types::{ErrorKind, Timestamp};
 
 use super::{ApplyError, Transaction};
 use crate::{
@@ -45,12 +45,24 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
     let mut job = add.job.clone();
     job.id = id;
     job.state = JobState::Queued;
-    job.started = tx.time;
+    job.started = match goes_on_since(tx, add)? {
+        Some(earlier) => earlier.min(tx.time),
+        None => tx.time,
+    };
     job.ended = None;
     let record = JobRecord { job, caller: add.caller.clone(), root: add.root };
     tx.put(keys::job(id), &record);
     Ok(Outcome::Job(id))
 }
+
+/// When the job was asked for that this one goes on with, if it goes on with any.
+fn goes_on_since(tx: &Transaction<'_>, add: &AddJob) -> Result<Option<Timestamp>, ApplyError> {
+    let goes_on = tx.file_system()?.feature_level >= GOING_ON_LEVEL && add.goes_on();
+    Ok(goes_on.then_some(add.job.started))
+}
+
+/// The feature level from which on imports may go on with earlier ones.
+const GOING_ON_LEVEL: u32 = 24;
 
 /// Takes a job over a part of its tree.
 pub(super) fn add_selected(

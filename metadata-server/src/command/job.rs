@@ -9,18 +9,26 @@ use millrace_protocol::{
     selection::Selection,
     session::Caller,
 };
-use millrace_types::{ChangeCount, ContentGeneration, InodeId, JobId, LinkId};
+use millrace_types::{ChangeCount, ContentGeneration, InodeId, JobId, LinkId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Takes a job into the queue.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct AddJob {
-    /// The job; its id is given by apply.
+    /// The job; its id is given by apply, and when it was asked for, unless it goes on with an
+    /// earlier one: then it has the time of that one.
     pub job: Job,
     /// Who asked for it.
     pub caller: Caller,
     /// The top of its tree.
     pub root: InodeId,
+}
+
+impl AddJob {
+    /// Whether the job goes on with an earlier one.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.job.started != Timestamp(0)
+    }
 }
 
 /// Takes a job over a part of its tree into the queue.

@@ -26,6 +26,7 @@ mod refresh;
 mod removal;
 mod report_to;
 mod requests;
+mod retries;
 mod server;
 mod sweep;
 mod symlinks;

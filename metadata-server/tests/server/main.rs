@@ -44,6 +44,7 @@ mod pristine;
 mod reclaim;
 mod replay;
 mod restore;
+mod retries;
 mod room;
 mod snapshots;
 mod state_directory;

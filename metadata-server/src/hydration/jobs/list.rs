@@ -3,8 +3,9 @@
 //!
 //! Many directories are listed at a time, the deepest that are known first, so that what waits for
 //! its turn stays a part of the tree's depth and not of its width. What was listed since the job
-//! was asked for is not listed again, so that after a restart it goes on with the rest. What is
-//! counted is what the buckets listed; of what is not listed again, what of it is here.
+//! was asked for is not listed again, so that after a restart it goes on with the rest; of a job
+//! that goes on with one that failed, since that one was. What is counted is what the buckets
+//! listed; of what is not listed again, what of it is here.
 
 use std::ops::Bound;
 

@@ -170,7 +170,9 @@ impl<E: Environment> Jobs<E> {
         .await
     }
 
-    /// Takes a job that has ended into the queue once more, as a new one.
+    /// Takes a job that has ended into the queue once more, as a new one. An import that did not
+    /// succeed goes on: it is taken as asked for when that one was, so that what was listed since
+    /// then is not listed again, also after a restart, and by those that go on with this one.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but its owner and root;
@@ -188,7 +190,10 @@ impl<E: Environment> Jobs<E> {
         // What was allowed then need not be now.
         let top = inode(&*self.environment, root).await?;
         self.check_caller(job.kind, &caller, &top).await?;
-        let add = self.addition(job.kind, caller, &top).await?;
+        let mut add = self.addition(job.kind, caller, &top).await?;
+        if is_to_go_on(&job) {
+            add.job.started = job.started;
+        }
         let options = self.options(request.id).await?;
         let (unused, states) = (self.unused(request.id).await?, self.states(request.id).await?);
         let unused = unused.map(|least| least_at_later_start(least, since));
@@ -282,8 +287,9 @@ impl<E: Environment> Jobs<E> {
     }
 
     async fn add(&self, command: Command) -> Result<Job, Failure> {
-        let add = addition_of(&command);
-        let import = add.filter(|add| add.job.kind == JobKind::Import).map(|add| add.root);
+        // For one that goes on with another, listings count that began since that was asked for.
+        let begins_anew = |add: &&AddJob| add.job.kind == JobKind::Import && !add.goes_on();
+        let import = addition_of(&command).filter(begins_anew).map(|add| add.root);
         let record = self.environment.execute(command, true);
         let outcome = match import {
             Some(top) => self.importer.note_import(top, record).await?,
@@ -316,6 +322,12 @@ impl<E: Environment> Jobs<E> {
         }
         Ok(())
     }
+}
+
+/// Whether a job that has ended is taken for begun when it is started once more. Of one that
+/// succeeded nothing is left to be done: to import that again is to look at the bucket again.
+fn is_to_go_on(job: &Job) -> bool {
+    job.kind == JobKind::Import && job.state != JobState::Succeeded
 }
 
 /// The selection that is over the same files in a job that begins so many whole seconds later: each

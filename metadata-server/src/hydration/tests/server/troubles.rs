@@ -32,6 +32,8 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) query_time: Mutex<Duration>,
     /// States of jobs for which there is no room.
     pub(in crate::hydration::tests) unrecorded: Mutex<Vec<JobState>>,
+    /// A directory for whose names there is no room.
+    pub(in crate::hydration::tests) unlistable: Mutex<Option<InodeId>>,
     /// Why targets do not say what they hold.
     pub(in crate::hydration::tests) unknown: Mutex<Option<ErrorKind>>,
     /// The targets that were asked that, in their order.
@@ -55,6 +57,11 @@ pub(in crate::hydration::tests) struct Troubles {
 impl Troubles {
     /// Refuses what there is no room for.
     pub(super) fn check(&self, command: &Command) -> Result<(), Failure> {
+        if let Command::ImportEntries(import) = command
+            && *self.unlistable.lock().unwrap() == Some(import.directory)
+        {
+            return Err(ErrorKind::NoSpace.into());
+        }
         let Command::UpdateJob(UpdateJob { state: Some(state), .. }) = command else {
             return Ok(());
         };
