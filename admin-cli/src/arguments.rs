@@ -376,6 +376,9 @@ pub struct JobDetailArguments {
     /// With how far each directory right below its own is
     #[arg(long)]
     pub directories: bool,
+    /// Do not watch a running job for a second to tell its rate and the time left
+    #[arg(long, conflicts_with = "wait")]
+    pub at_once: bool,
     /// The job, and whether to stay.
     #[command(flatten)]
     pub show: JobShowArguments,

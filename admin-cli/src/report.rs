@@ -22,6 +22,7 @@ use crate::output::{path_text, time_text};
 mod bucket;
 mod detail;
 mod fsck;
+mod pace;
 mod pin;
 mod selection;
 mod target;
@@ -32,8 +33,9 @@ pub(crate) use bucket::{
     AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport,
     PropagationReport, RefreshReport, RemovalReport,
 };
-pub(crate) use detail::{CountsReport, DirectoriesReport, PaceReport};
+pub(crate) use detail::{CountsReport, DirectoriesReport, EarlierLook};
 pub(crate) use fsck::{CheckReport, CountReport};
+pub(crate) use pace::{Counts, PaceReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::{JobOptionsReport, SelectionReport};
 pub(crate) use target::{
@@ -173,7 +175,7 @@ pub(crate) struct JobReport {
     /// How far each directory is, where that was asked for.
     #[serde(flatten)]
     pub(crate) directories: Option<DirectoriesReport>,
-    /// How fast it is: of `job show` on a terminal, while it runs.
+    /// How fast it is: of `job show`, while it runs.
     #[serde(flatten)]
     pub(crate) pace: Option<PaceReport>,
 }

@@ -8,8 +8,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millrace_protocol::{
-    admin::{AwaitJob, Job, JobReply, JobState, ShowJob},
-    job_detail::ShowJobDetail,
+    admin::{AwaitJob, Job, JobKind, JobReply, JobState, ShowJob},
+    job_detail::{JobDetail, ShowJobDetail},
 };
 use millrace_types::{ByteLen, ErrorKind, Failure, JobId};
 use tokio::{
@@ -23,7 +23,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{counted, harmless, path_text, shown},
-    report::{CountsReport, JobReport, PaceReport, kind_name},
+    report::{Counts, CountsReport, JobReport, PaceReport, kind_name},
     settings::AdminSettings,
 };
 
@@ -88,22 +88,57 @@ pub(crate) async fn follow_to_end(
     }
 }
 
-/// The job as it is a second later, if it runs, and how fast it was in that second. The cluster
-/// keeps when a job was asked for, and not when it began to work, or to count anew after a restart.
-pub(crate) async fn look_again(connection: &Connection, job: Job) -> (Job, Option<PaceReport>) {
-    if job.state != JobState::Running {
-        return (job, None);
+/// A job that was looked at twice.
+pub(crate) struct LookedAt {
+    /// As it is now.
+    pub(crate) job: Job,
+    /// How fast it is, if it runs.
+    pub(crate) pace: Option<PaceReport>,
+    /// Of one that runs, and whose directories were asked for: what these were like, and when.
+    pub(crate) earlier: Option<(JobDetail, Instant)>,
+}
+
+impl LookedAt {
+    /// One that was looked at once.
+    pub(crate) fn once(job: Job) -> Self {
+        Self { job, pace: None, earlier: None }
     }
-    let (begun, before) = (Instant::now(), job.bytes_done);
-    tokio::time::sleep(SECOND_LOOK).await;
-    // Where nobody answers now, what was told a second ago is printed.
-    let Ok(reply) = connection.request(&ShowJob { id: job.id }).await else { return (job, None) };
-    let job = reply.job;
-    let pace = match (job.state, job.bytes_done.checked_sub(before)) {
-        (JobState::Running, Some(done)) => PaceReport::of(&job, done, begun.elapsed()),
-        _ => None,
+}
+
+/// Looks at a job that runs a second later once more, or when it has ended.
+pub(crate) async fn look_again(
+    connection: &Connection,
+    job: Job,
+    with_directories: bool,
+) -> LookedAt {
+    if job.state != JobState::Running {
+        return LookedAt::once(job);
+    }
+    let (begun, id, before) = (Instant::now(), job.id, Counts::from(&job));
+    let earlier = match with_directories {
+        true => connection.request(&ShowJobDetail { id }).await.ok(),
+        false => None,
     };
-    (job, pace)
+    let earlier = earlier.map(|reply| (reply.detail, Instant::now()));
+    // Where nobody answers now, what was told a second ago is printed.
+    let Ok(JobReply { job }) = a_second_later(connection, id).await else {
+        return LookedAt::once(job);
+    };
+    if job.state != JobState::Running {
+        return LookedAt::once(job);
+    }
+    let pace = PaceReport::between(job.kind, before, Counts::from(&job), begun.elapsed());
+    LookedAt { job, pace, earlier }
+}
+
+async fn a_second_later(connection: &Connection, id: JobId) -> Result<JobReply, Failure> {
+    match connection.request(&AwaitJob { id, patience_ms: SECOND_LOOK_MS }).await {
+        // Where servers know no waits, and at a mount through which somebody else waits.
+        Err(failure) if failure.kind == ErrorKind::NotSupported => {}
+        answer => return answer,
+    }
+    tokio::time::sleep(Duration::from_millis(SECOND_LOOK_MS.into())).await;
+    connection.request(&ShowJob { id }).await
 }
 
 /// A line that tells what a job asked buckets.
@@ -219,7 +254,7 @@ async fn next(connection: &Connection, id: JobId, is_told: &mut bool) -> Result<
 struct View {
     bar: Option<ProgressBar>,
     /// When it was first looked at, and what was done then.
-    first: (Instant, u64),
+    first: (Instant, Counts),
     shown: Option<Instant>,
     line: String,
 }
@@ -228,36 +263,38 @@ impl View {
     fn new(job: &Job) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(style());
+            bar.set_style(style(job.kind));
             bar.set_prefix(format!("{} {}", kind_name(job.kind), job.id.0));
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        let first = (Instant::now(), job.bytes_done);
+        let first = (Instant::now(), Counts::from(job));
         Self { bar, first, shown: None, line: String::new() }
     }
 
     fn show(&mut self, job: &Job) {
         let line = format!("{}/{} files, {} errors", job.files_done, job.files_total, job.errors);
+        let now = Counts::from(job);
+        if now.is_behind(self.first.1) {
+            self.first = (Instant::now(), now);
+        }
+        let (begun, before) = self.first;
+        let pace = PaceReport::between(job.kind, before, now, begun.elapsed());
+        let pace = pace.map_or_else(String::new, |pace| format!(", {}", pace.words(job.kind)));
         if let Some(bar) = &self.bar {
             bar.set_length(job.bytes_total);
             bar.set_position(job.bytes_done);
-            bar.set_message(line);
+            // Of others the bar tells.
+            let is_told = job.kind != JobKind::Import;
+            bar.set_message(if is_told { line } else { line + &pace });
             return;
         }
-        // After a restart of the server it counts from the beginning.
-        if job.bytes_done < self.first.1 {
-            self.first = (Instant::now(), job.bytes_done);
-        }
-        let (begun, before) = self.first;
-        let pace = PaceReport::of(job, job.bytes_done - before, begun.elapsed());
         let line = format!(
-            "{} {}: {line}, {} of {}{}",
+            "{} {}: {line}, {} of {}{pace}",
             kind_name(job.kind),
             job.id.0,
             ByteLen(job.bytes_done),
             ByteLen(job.bytes_total),
-            pace.map_or_else(String::new, |pace| format!(", {}", pace.words()))
         );
         self.plain(line);
     }
@@ -288,8 +325,14 @@ impl View {
     }
 }
 
-fn style() -> ProgressStyle {
-    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta} left";
+fn style(kind: JobKind) -> ProgressStyle {
+    let template = match kind {
+        // It has done whatever it has found.
+        JobKind::Import => "{prefix} {spinner} {total_bytes} {msg}",
+        JobKind::Hydrate | JobKind::Release | JobKind::Export => {
+            "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta} left"
+        }
+    };
     ProgressStyle::with_template(template).expect("the template is constant and tested")
 }
 
@@ -337,8 +380,9 @@ fn quoted(path: &Path) -> String {
 /// Often enough for a bar to move, seldom enough that a hundred watchers cost a server nothing.
 const POLL_MS: u32 = 250;
 const POLL: Duration = Duration::from_millis(POLL_MS as u64);
-/// Between two looks at a job that nobody waits for.
-const SECOND_LOOK: Duration = Duration::from_secs(1);
+/// Between two looks at a job that nobody waits for: two of the steps in which servers count. A
+/// little more would see a third one now and then.
+const SECOND_LOOK_MS: u32 = 1_000;
 /// How long the cluster may stay away before watching ends: longer than any restart.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two plain lines: a log of an hour's job stays below 2,000 lines.
@@ -346,22 +390,10 @@ pub(crate) const LINE_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::admin::{JobFailure, JobKind};
+    use millrace_protocol::admin::JobFailure;
     use millrace_types::{MIB, Timestamp};
 
     use super::*;
-
-    #[test]
-    fn rate_and_time_left_are_told_once_they_are_known() {
-        let job = Job { bytes_total: 100 * MIB, bytes_done: 40 * MIB, ..job(JobState::Running, 0) };
-        let told = PaceReport::of(&job, 20 * MIB, Duration::from_secs(10)).unwrap();
-        assert_eq!(told, PaceReport { bytes_per_second: 2 * MIB, seconds_left: 30 });
-        assert_eq!(told.words(), "2 MiB a second, 30 seconds left");
-        let exact = PaceReport::of(&job, 3 * MIB, Duration::from_millis(1_500)).unwrap();
-        assert_eq!(exact.bytes_per_second, 2 * MIB);
-        assert_eq!(PaceReport::of(&job, 0, Duration::from_secs(10)), None);
-        assert_eq!(PaceReport::of(&job, 20 * MIB, Duration::from_millis(900)), None);
-    }
 
     fn job(state: JobState, errors: u64) -> Job {
         Job {
@@ -415,7 +447,9 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_has_a_valid_template() {
-        let _style = style();
+    fn the_bars_have_valid_templates() {
+        for kind in [JobKind::Import, JobKind::Hydrate] {
+            let _style = style(kind);
+        }
     }
 }

@@ -128,7 +128,7 @@ fn an_export_to_another_bucket_survives_kills_and_does_no_file_twice() -> Result
         cluster.crash(name)?;
     }
     let ended = wait_for("the job to end", || {
-        let job = cluster.json(&["job", "show", &id]).ok()?;
+        let job = cluster.json(&["job", "show", &id, "--at-once"]).ok()?;
         ["succeeded", "failed"].contains(&job["state"].as_str()?).then_some(job)
     })?;
     ensure!(ended["state"] == "succeeded", "{ended}");

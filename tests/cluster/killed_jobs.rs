@@ -219,7 +219,7 @@ impl World {
 
     /// The job as it is told now; nothing if nobody answers.
     fn show(&self, id: &str) -> Option<Value> {
-        self.cluster.json(&["job", "show", id]).ok()
+        self.cluster.json(&["job", "show", id, "--at-once"]).ok()
     }
 
     /// The job's report has each file once, with the bytes that the job is about.

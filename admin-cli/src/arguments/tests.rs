@@ -89,6 +89,7 @@ fn every_documented_form_parses() {
         "millrace job retry 7 --wait",
         "millrace job list",
         "millrace job show 7 --json",
+        "millrace job show 7 --directories --at-once",
         "millrace job cancel j7",
     ] {
         if let Err(error) = parse(line) {

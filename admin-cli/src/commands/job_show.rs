@@ -1,6 +1,4 @@
-//! `millrace job show ID [--directories] [--wait]`.
-
-use std::io::IsTerminal as _;
+//! `millrace job show ID [--directories] [--wait | --at-once]`.
 
 use millrace_protocol::{
     admin::ShowJob, by_state::ShowStates, job_detail::ShowJobDetail, job_options::ShowJobOptions,
@@ -11,26 +9,30 @@ use crate::{
     arguments::JobDetailArguments,
     context::Context,
     exit::Exit,
-    report::{CountsReport, DirectoriesReport, JobOptionsReport, JobReport, SelectionReport},
-    watch,
+    report::{
+        CountsReport, DirectoriesReport, EarlierLook, JobOptionsReport, JobReport, SelectionReport,
+    },
+    watch::{self, LookedAt},
 };
 
-/// Asks and prints; with `--wait` follows the job to its end. To tell a person how fast a job is it
-/// looks twice; a script is not held up for that.
+/// Asks and prints; with `--wait` follows the job to its end. To tell how fast a job is it looks
+/// twice, a second apart, unless it is to be printed at once.
 pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> anyhow::Result<Exit> {
-    let JobDetailArguments { directories, show } = arguments;
+    let JobDetailArguments { directories, at_once, show } = arguments;
     let connection = context.anywhere().await?;
     let id = show.job.id;
-    let mut job = connection.request(&ShowJob { id }).await?.job;
-    let mut pace = None;
-    if show.wait {
+    let job = connection.request(&ShowJob { id }).await?.job;
+    let looked = if show.wait {
         match watch::follow_to_end(context, &connection, job).await? {
-            Some(ended) => job = ended,
+            Some(job) => LookedAt::once(job),
             None => return Ok(Exit::Interrupted),
         }
-    } else if std::io::stdout().is_terminal() {
-        (job, pace) = watch::look_again(&connection, job).await;
-    }
+    } else if at_once {
+        LookedAt::once(job)
+    } else {
+        watch::look_again(&connection, job, directories).await
+    };
+    let LookedAt { job, pace, earlier } = looked;
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
     let unused = connection.request(&ShowUnused { id }).await.ok().and_then(|reply| reply.seconds);
@@ -41,7 +43,10 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
     let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
     let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);
     let requests = detail.as_ref().map(|detail| CountsReport::from(detail.requests));
-    let directories = detail.filter(|_| directories).as_ref().map(DirectoriesReport::of);
+    let earlier = earlier.map(|(detail, looked)| EarlierLook { detail, elapsed: looked.elapsed() });
+    let directories = detail
+        .filter(|_| directories)
+        .map(|detail| DirectoriesReport::of(job.kind, &detail, earlier.as_ref()));
     let report = JobReport::from(&job);
     let report = JobReport { selection, options, requests, directories, pace, ..report };
     context.output.result(&report, || {
@@ -50,14 +55,14 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
         let how: Vec<_> = selection.into_iter().chain(options).collect();
         let mut text = watch::summary(&job);
         if let Some(pace) = report.pace {
-            text.push_str(&format!("\n  {}", pace.words()));
+            text.push_str(&format!("\n  {}", pace.words(job.kind)));
         }
         if !how.is_empty() {
             text.push_str(&format!("\n  {}", how.join(" ")));
         }
         text.push_str(&watch::asked(report.requests.as_ref()));
         if let Some(directories) = &report.directories {
-            text.push_str(&format!("\n{}", directories.words()));
+            text.push_str(&format!("\n{}", directories.words(job.kind)));
         }
         text
     })?;

@@ -1,16 +1,16 @@
-//! What a job asked buckets, how far each directory is and how fast the job, as printed.
+//! What a job asked buckets, and how far and how fast each directory is, as printed.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
-use indicatif::HumanDuration;
 use millrace_protocol::{
-    admin::{Job, JobKind},
+    admin::JobKind,
     job_detail::{DirectoryProgress, JobDetail},
     requests::RequestCounts,
 };
 use millrace_types::ByteLen;
 use serde::Serialize;
 
+use super::pace::{Counts, PaceReport};
 use crate::output::{counted, render, table};
 
 /// What a bucket was asked, by kind.
@@ -38,6 +38,9 @@ pub(crate) struct DirectoryReport {
     pub(crate) bytes_done: u64,
     pub(crate) bytes_total: u64,
     pub(crate) errors: u64,
+    /// How fast the job is there: where it was looked at twice, and did something in between.
+    #[serde(flatten)]
+    pub(crate) pace: Option<PaceReport>,
 }
 
 /// The directories of a job.
@@ -48,11 +51,12 @@ pub(crate) struct DirectoriesReport {
     pub(crate) other_directories: Option<DirectoryReport>,
 }
 
-/// How fast a job is, and how long what it has found takes at that.
-#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PaceReport {
-    pub(crate) bytes_per_second: u64,
-    pub(crate) seconds_left: u64,
+/// An earlier look at the directories of a job.
+#[derive(Debug)]
+pub(crate) struct EarlierLook {
+    pub(crate) detail: JobDetail,
+    /// How long before this one.
+    pub(crate) elapsed: Duration,
 }
 
 impl CountsReport {
@@ -85,8 +89,8 @@ impl From<RequestCounts> for CountsReport {
     }
 }
 
-impl From<&DirectoryProgress> for DirectoryReport {
-    fn from(progress: &DirectoryProgress) -> Self {
+impl DirectoryReport {
+    fn new(progress: &DirectoryProgress, pace: Option<PaceReport>) -> Self {
         Self {
             name: name_text(&progress.name),
             files_done: progress.files_done,
@@ -94,6 +98,7 @@ impl From<&DirectoryProgress> for DirectoryReport {
             bytes_done: progress.bytes_done,
             bytes_total: progress.bytes_total,
             errors: progress.errors,
+            pace,
         }
     }
 }
@@ -107,18 +112,37 @@ fn name_text(name: &[u8]) -> String {
 }
 
 impl DirectoriesReport {
-    /// The directories by name.
-    pub(crate) fn of(detail: &JobDetail) -> Self {
+    /// The directories of a job of this kind by name, with how fast it is in each if there was an
+    /// earlier look. What that did not show yet had not been begun.
+    pub(crate) fn of(kind: JobKind, detail: &JobDetail, earlier: Option<&EarlierLook>) -> Self {
+        let before = earlier.into_iter().flat_map(|earlier| &earlier.detail.directories);
+        let before: HashMap<&[u8], &DirectoryProgress> =
+            before.map(|row| (&row.name[..], row)).collect();
+        let report = |row: &DirectoryProgress, before: Option<&DirectoryProgress>| {
+            let before = before.map(Counts::from).unwrap_or_default();
+            let pace = earlier.and_then(|EarlierLook { elapsed, .. }| {
+                PaceReport::between(kind, before, Counts::from(row), *elapsed)
+            });
+            DirectoryReport::new(row, pace)
+        };
+        let directories = detail.directories.iter();
         let mut directories: Vec<_> =
-            detail.directories.iter().map(DirectoryReport::from).collect();
+            directories.map(|row| report(row, before.get(&row.name[..]).copied())).collect();
         directories.sort_by(|one, other| one.name.cmp(&other.name));
         let others = (detail.others != DirectoryProgress::default()).then_some(&detail.others);
-        Self { directories, other_directories: others.map(DirectoryReport::from) }
+        let before = earlier.map(|earlier| &earlier.detail.others);
+        Self { directories, other_directories: others.map(|row| report(row, before)) }
     }
 
-    /// A table.
-    pub(crate) fn words(&self) -> String {
-        let mut rows = table(&["DIRECTORY", "FILES", "BYTES", "DONE", "ERRORS"]);
+    /// A table; with the rate and the time left where they are known of any.
+    pub(crate) fn words(&self, kind: JobKind) -> String {
+        let mut header = vec!["DIRECTORY", "FILES", "BYTES", "DONE", "ERRORS"];
+        let mut all = self.directories.iter().chain(&self.other_directories);
+        let is_paced = all.any(|row| row.pace.is_some());
+        if is_paced {
+            header.extend(["RATE", "LEFT"]);
+        }
+        let mut rows = table(&header);
         let own = self.directories.iter().map(|row| match row.name.as_str() {
             "" => (".", row),
             name => (name, row),
@@ -130,40 +154,23 @@ impl DirectoriesReport {
                 (0, files) => u128::from(row.files_done) * 100 / u128::from(files),
                 (bytes, _) => u128::from(row.bytes_done) * 100 / u128::from(bytes),
             };
-            rows.add_row([
+            let mut cells = vec![
                 name.to_owned(),
                 format!("{} of {}", row.files_done, counted(row.files_total, "file")),
                 format!("{} of {}", ByteLen(row.bytes_done), ByteLen(row.bytes_total)),
                 format!("{percent} %"),
                 row.errors.to_string(),
-            ]);
+            ];
+            if is_paced {
+                let rate = row.pace.map(|pace| pace.rate_words(kind));
+                let left = row.pace.and_then(PaceReport::left_words);
+                cells.extend([rate, left].map(|cell| cell.unwrap_or_else(|| "-".to_owned())));
+            }
+            rows.add_row(cells);
         }
         render(&rows)
     }
 }
-
-impl PaceReport {
-    /// Of a job that did so many bytes in some time; nothing before that tells anything, and
-    /// nothing of an import, which has done whatever it has found.
-    pub(crate) fn of(job: &Job, done: u64, elapsed: Duration) -> Option<Self> {
-        if elapsed < PACE_TIME_MIN || matches!(job.kind, JobKind::Import) {
-            return None;
-        }
-        let rate = (u128::from(done) * 1000).checked_div(elapsed.as_millis())?;
-        let bytes_per_second = u64::try_from(rate).ok().filter(|rate| *rate > 0)?;
-        let left = job.bytes_total.saturating_sub(job.bytes_done);
-        Some(Self { bytes_per_second, seconds_left: left / bytes_per_second })
-    }
-
-    /// In words.
-    pub(crate) fn words(self) -> String {
-        let left = HumanDuration(Duration::from_secs(self.seconds_left));
-        format!("{} a second, {left} left", ByteLen(self.bytes_per_second))
-    }
-}
-
-/// Servers record what a job has done twice a second: less says little.
-const PACE_TIME_MIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -191,14 +198,38 @@ mod tests {
     fn directories_are_a_table_by_name_with_the_others_at_its_end() {
         let directories = vec![row("val", 3, u64::MAX), row("", 10, 0)];
         let detail = JobDetail { directories, others: row("", 0, 4), ..JobDetail::default() };
-        let report = DirectoriesReport::of(&detail);
-        let text = report.words();
+        let report = DirectoriesReport::of(JobKind::Hydrate, &detail, None);
+        let text = report.words(JobKind::Hydrate);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
         assert!(lines[1].starts_with(". ") && lines[1].contains("10 of 10 files"), "{text}");
         assert!(lines[1].contains("100 %") && lines[2].contains("49 %"), "{text}");
         assert!(lines[3].starts_with("(others)") && lines[3].contains("50 %"), "{text}");
         let alone = JobDetail { others: DirectoryProgress::default(), ..detail };
-        assert_eq!(DirectoriesReport::of(&alone).other_directories, None);
+        let report = DirectoriesReport::of(JobKind::Hydrate, &alone, None);
+        assert_eq!(report.other_directories, None);
+    }
+
+    #[test]
+    fn how_fast_a_job_is_in_each_directory_is_told_from_two_looks() {
+        let directories = vec![row("still", 3, 40), row("val", 2, 40)];
+        let earlier = JobDetail { directories, others: row("", 4, 0), ..JobDetail::default() };
+        let earlier = EarlierLook { detail: earlier, elapsed: Duration::from_secs(2) };
+        let val = DirectoryProgress { bytes_done: 30, ..row("val", 6, 40) };
+        // One that the first look did not show, and one that is as it was.
+        let directories = vec![val, row("new", 8, 0), row("still", 3, 40)];
+        let detail = JobDetail { directories, others: row("", 8, 0), ..JobDetail::default() };
+        let report = DirectoriesReport::of(JobKind::Hydrate, &detail, Some(&earlier));
+        let text = report.words(JobKind::Hydrate);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].ends_with("LEFT"), "{text}");
+        assert!(lines[1].contains("4 files a second") && lines[1].contains("0 seconds"), "{text}");
+        assert!(lines[2].starts_with("still") && lines[2].ends_with('-'), "{text}");
+        assert!(lines[3].contains("5 B and 2 files a second"), "{text}");
+        assert!(lines[3].starts_with("val") && lines[3].ends_with("2 seconds"), "{text}");
+        assert!(lines[4].contains("2 files a second"), "{text}");
+        let text = DirectoriesReport::of(JobKind::Import, &detail, Some(&earlier));
+        let text = text.words(JobKind::Import);
+        assert!(text.contains("2 names a second") && !text.contains("seconds"), "{text}");
     }
 }

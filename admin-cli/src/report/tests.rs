@@ -1,5 +1,7 @@
 //! The golden shapes: what programs read must not change unnoticed.
 
+use std::time::Duration;
+
 use millrace_protocol::{
     admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
     ahead::FetchPolicy,
@@ -297,20 +299,30 @@ fn what_was_asked_and_how_far_directories_are_is_told_with_links_and_jobs() {
         bytes_done: 3,
         errors: 5,
     };
+    let before = DirectoryProgress { files_done: 0, bytes_done: 1, ..directory.clone() };
+    let before = JobDetail { directories: vec![before], ..JobDetail::default() };
     let detail = JobDetail { directories: vec![directory], ..JobDetail::default() };
-    let directories = Some(DirectoriesReport::of(&detail));
+    let earlier = EarlierLook { detail: before, elapsed: Duration::from_secs(1) };
+    let directories = Some(DirectoriesReport::of(JobKind::Export, &detail, None));
+    let paced = Some(DirectoriesReport::of(JobKind::Export, &detail, Some(&earlier)));
     let requests = Some(counts.into());
     let report = as_json(&JobReport { requests, directories, ..JobReport::from(&job()) });
     assert_eq!(report["requests"], asked);
-    let row = json!({
+    let mut row = json!({
         "name": "val", "files_done": 1, "files_total": 2, "bytes_done": 3, "bytes_total": 4,
         "errors": 5
     });
     assert_eq!(report["directories"], json!([row]));
     assert_eq!(report["other_directories"], Value::Null);
+    let report = as_json(&JobReport { directories: paced, ..JobReport::from(&job()) });
+    row["bytes_per_second"] = json!(2);
+    row["files_per_second"] = json!(1);
+    row["seconds_left"] = json!(0);
+    assert_eq!(report["directories"], json!([row]));
     let mut expected = job_json();
     expected["bytes_per_second"] = json!(2_000_000);
     expected["seconds_left"] = json!(30);
-    let pace = Some(PaceReport { bytes_per_second: 2_000_000, seconds_left: 30 });
+    let (bytes_per_second, seconds_left) = (Some(2_000_000), Some(30));
+    let pace = Some(PaceReport { bytes_per_second, files_per_second: None, seconds_left });
     assert_eq!(as_json(&JobReport { pace, ..JobReport::from(&job()) }), expected);
 }

@@ -46,7 +46,7 @@ pub struct DirectoryProgress {
     pub files_done: u64,
     /// Bytes of the files found.
     pub bytes_total: u64,
-    /// Bytes of the files done.
+    /// Bytes done, also of files that are not yet.
     pub bytes_done: u64,
     /// Files and directories that failed.
     pub errors: u64,

@@ -266,7 +266,7 @@ async fn one<E: Environment>(
         }
         let condition = match standing {
             Standing::Same(object) => {
-                context.progress.moved(if counts { size } else { 0 });
+                context.progress.moved(id, if counts { size } else { 0 });
                 uploads::end(context.environment, to, context.job.job.id, &source).await?;
                 to.remember(&source, &object);
                 let sent = match counts {
@@ -281,7 +281,7 @@ async fn one<E: Environment>(
             Standing::Foreign(_) => return Err(to.taken(&source.key)),
         };
         if let Sent::Stored(object) = send(context, to, uploads, &source, &condition).await? {
-            context.progress.moved(size);
+            context.progress.moved(id, size);
             to.remember(&source, &object);
             return Ok(Counted::Yes { sent: file_export::Sent::Now(size) });
         }

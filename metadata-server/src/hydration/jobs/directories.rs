@@ -1,7 +1,8 @@
 //! How far a job is in each directory right below its own.
 //!
 //! The first of them have a row of their own, what is in others is summed in one. Of a file the row
-//! is remembered from when the job takes it to when that ends.
+//! is remembered from when the job takes it to when that ends. Bytes count as they come, as with the
+//! whole job, so that who looks twice sees how fast it is in each.
 
 use std::collections::HashMap;
 
@@ -22,6 +23,8 @@ struct UnderWay {
     /// The row; `None` for the sum of all that have none.
     row: Option<usize>,
     bytes: u64,
+    /// Of these, those that the row has as done.
+    moved: u64,
     is_found: bool,
 }
 
@@ -29,12 +32,12 @@ impl Directories {
     /// A file or directory below `branch` comes; `None` is the job's directory itself.
     pub(super) fn enter(&mut self, inode: InodeId, branch: Option<&FileName>) {
         let row = self.row(branch);
-        self.under_way.insert(inode, UnderWay { row, bytes: 0, is_found: false });
+        self.under_way.insert(inode, UnderWay { row, bytes: 0, moved: 0, is_found: false });
     }
 
     /// Nothing is done with it.
     pub(super) fn leave(&mut self, inode: InodeId) {
-        self.under_way.remove(&inode);
+        self.end(inode);
     }
 
     /// It is to be done.
@@ -51,6 +54,25 @@ impl Directories {
     /// Whether it came, is to be done, and is not yet.
     pub(super) fn is_found(&self, inode: InodeId) -> bool {
         self.under_way.get(&inode).is_some_and(|file| file.is_found)
+    }
+
+    /// So many of its bytes are done.
+    pub(super) fn moved(&mut self, inode: InodeId, bytes: u64) {
+        let Some(file) = self.under_way.get_mut(&inode) else { return };
+        file.moved = file.moved.saturating_add(bytes);
+        let row = file.row;
+        let row = self.at(row);
+        row.bytes_done = row.bytes_done.saturating_add(bytes);
+    }
+
+    /// So many that were done are to be done again.
+    pub(super) fn unmoved(&mut self, inode: InodeId, bytes: u64) {
+        let Some(file) = self.under_way.get_mut(&inode) else { return };
+        let bytes = bytes.min(file.moved);
+        file.moved -= bytes;
+        let row = file.row;
+        let row = self.at(row);
+        row.bytes_done = row.bytes_done.saturating_sub(bytes);
     }
 
     /// So many of its bytes stay as they are after all.
@@ -73,7 +95,7 @@ impl Directories {
 
     /// It is done.
     pub(super) fn done(&mut self, inode: InodeId) {
-        let Some(UnderWay { row, bytes, .. }) = self.under_way.remove(&inode) else { return };
+        let Some(UnderWay { row, bytes, .. }) = self.end(inode) else { return };
         let row = self.at(row);
         row.files_done += 1;
         row.bytes_done = row.bytes_done.saturating_add(bytes);
@@ -81,7 +103,7 @@ impl Directories {
 
     /// It could not be done.
     pub(super) fn failed(&mut self, inode: InodeId) {
-        let Some(UnderWay { row, .. }) = self.under_way.remove(&inode) else { return };
+        let Some(UnderWay { row, .. }) = self.end(inode) else { return };
         self.at(row).errors += 1;
     }
 
@@ -104,6 +126,14 @@ impl Directories {
     /// The rows, and what is in none.
     pub(super) fn told(&self) -> (Vec<DirectoryProgress>, DirectoryProgress) {
         (self.rows.clone(), self.others.clone())
+    }
+
+    /// It is not under way any more, and none of its bytes counts as done.
+    fn end(&mut self, inode: InodeId) -> Option<UnderWay> {
+        let file = self.under_way.remove(&inode)?;
+        let row = self.at(file.row);
+        row.bytes_done = row.bytes_done.saturating_sub(file.moved);
+        Some(file)
     }
 
     fn row(&mut self, branch: Option<&FileName>) -> Option<usize> {
@@ -164,6 +194,30 @@ mod tests {
         assert_eq!(told, expected);
         assert_eq!(others, DirectoryProgress::default());
         assert!(directories.under_way.is_empty(), "nothing is remembered of what has ended");
+    }
+
+    #[test]
+    fn bytes_count_as_they_come_and_in_the_end_those_of_files_that_are_done() {
+        let mut directories = Directories::default();
+        let done = |directories: &Directories| directories.told().0[0].bytes_done;
+        for id in 1..=4 {
+            directories.enter(InodeId(id), None);
+            directories.found(InodeId(id), 10);
+            directories.moved(InodeId(id), 4);
+        }
+        directories.moved(InodeId(99), 4);
+        assert_eq!(done(&directories), 16);
+        directories.unmoved(InodeId(1), 3);
+        directories.unmoved(InodeId(99), 3);
+        assert_eq!(done(&directories), 13);
+        // Also where fewer, or more, were counted of it than it has.
+        directories.done(InodeId(1));
+        directories.resized(InodeId(2), 3);
+        directories.done(InodeId(2));
+        assert_eq!(done(&directories), 10 + 3 + 4 + 4);
+        directories.failed(InodeId(3));
+        directories.leave(InodeId(4));
+        assert_eq!(done(&directories), 10 + 3);
     }
 
     #[test]

@@ -360,7 +360,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     fn count(&self, piece: &Piece) {
         if piece.file.failed.load(Ordering::Relaxed) == 0 {
             piece.file.moved.fetch_add(piece.bytes, Ordering::Relaxed);
-            self.context.progress.moved(piece.bytes);
+            self.context.progress.moved(piece.file.inode, piece.bytes);
         }
     }
 
@@ -369,7 +369,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         if file.failed.fetch_add(1, Ordering::Relaxed) > 0 {
             return;
         }
-        self.context.progress.unmoved(file.moved.swap(0, Ordering::Relaxed));
+        self.context.progress.unmoved(file.inode, file.moved.swap(0, Ordering::Relaxed));
         match &mut self.changed {
             Some(changed)
                 if matches!(failure.kind, ErrorKind::ObjectChanged | ErrorKind::StaleEpoch)

@@ -118,12 +118,12 @@ pub(super) async fn run<E: Environment>(
             if !earlier {
                 return Ok(Sent::Nothing);
             }
-            context.progress.moved(size);
+            context.progress.moved(inode, size);
             return Ok(Sent::Before(size));
         }
         match once(context, uploads, &source).await? {
             Attempt::Exported => {
-                context.progress.moved(size);
+                context.progress.moved(inode, size);
                 return Ok(Sent::Now(size));
             }
             Attempt::Again => {}

@@ -56,7 +56,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         Ok(size) => {
             context.progress.enter(root, None);
             context.progress.found(root, size);
-            context.progress.moved(size);
+            context.progress.moved(root, size);
             context.done_id(root, size).await;
         }
         Err(failure) => context.fail_id(root, failure).await,

@@ -69,14 +69,16 @@ impl Progress {
     }
 
     /// Some bytes of a found file are done.
-    pub(super) fn moved(&self, bytes: u64) {
+    pub(super) fn moved(&self, inode: InodeId, bytes: u64) {
         let mut state = self.lock();
+        state.directories.moved(inode, bytes);
         state.counts.bytes_done = state.counts.bytes_done.saturating_add(bytes);
     }
 
     /// Bytes that were counted must be moved again.
-    pub(super) fn unmoved(&self, bytes: u64) {
+    pub(super) fn unmoved(&self, inode: InodeId, bytes: u64) {
         let mut state = self.lock();
+        state.directories.unmoved(inode, bytes);
         state.counts.bytes_done = state.counts.bytes_done.saturating_sub(bytes);
     }
 

@@ -209,12 +209,13 @@ impl<'a, E: Environment> Sender<'a, E> {
     /// Counts parts that are there already.
     pub(super) fn count(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
-        self.context.progress.moved(bytes);
+        self.context.progress.moved(self.content.inode, bytes);
     }
 
     /// Takes what was counted of parts back.
     pub(super) fn uncount(&self) {
-        self.context.progress.unmoved(self.moved.swap(0, Ordering::Relaxed));
+        let bytes = self.moved.swap(0, Ordering::Relaxed);
+        self.context.progress.unmoved(self.content.inode, bytes);
     }
 
     async fn part(&self, upload: &UploadId, part: Part) -> Result<UploadedPart, Failure> {
@@ -242,7 +243,7 @@ impl<'a, E: Environment> Sender<'a, E> {
                 Ok(reply) => {
                     let tag = tag(&reply.etag)?;
                     self.moved.fetch_add(part.len, Ordering::Relaxed);
-                    self.context.progress.moved(part.len);
+                    self.context.progress.moved(self.content.inode, part.len);
                     return Ok(UploadedPart { number: part.number, tag, len: part.len });
                 }
                 Err(failure) if is_repeatable(failure.kind) && attempt < ATTEMPTS => {
