@@ -39,7 +39,8 @@ struct Arguments {
     #[arg(long, default_value_t = 256)]
     mib: usize,
     /// Looks at one file in each of so many directories, of those that stand in every place before:
-    /// `directory-*/sample-*`, as `metadata-store --into` makes them. Each round takes others.
+    /// `directory-*/sample-*`, as `metadata-store --into` makes them; and at all files of two. Each
+    /// round takes others.
     #[arg(long, default_value_t = 0)]
     standing: usize,
     /// Waits before each measurement until the machine does next to nothing else, for so many
@@ -82,6 +83,8 @@ fn main() -> Result<()> {
             if !quiet::wait(Duration::from_secs(arguments.quiet))? && !arguments.json {
                 println!("a round of {} while the machine does other things", place.name);
             }
+            // Before anything else is forgotten.
+            figures.add(&place.name, standing.measure(round)?);
             let name = format!("mount-rates.{}.{round}", std::process::id());
             let directory = place.directory.join(name);
             fs::create_dir(&directory).with_context(|| format!("make {}", directory.display()))?;
@@ -96,7 +99,6 @@ fn main() -> Result<()> {
             let measured = loads.measure().with_context(|| place.name.clone());
             let removed = fs::remove_dir_all(&directory);
             figures.add(&place.name, measured?);
-            figures.add(&place.name, standing.measure(round)?);
             removed.with_context(|| format!("remove {}", directory.display()))?;
         }
     }

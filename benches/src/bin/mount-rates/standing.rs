@@ -40,27 +40,37 @@ impl Standing {
         Ok(found)
     }
 
-    /// Looks at a file in each of the directories of this round.
+    /// Looks at a file in each of the directories of this round; and at all files of two others, in
+    /// their order and in none. The mount has seen none of them.
     ///
     /// # Errors
     /// When fewer directories stand there than all rounds take, or one has other names.
-    pub(crate) fn measure(&self, round: u64) -> Result<Option<Figure>> {
+    pub(crate) fn measure(&self, round: u64) -> Result<Vec<Figure>> {
         if self.a_round == 0 {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let begin = usize::try_from(round)?.saturating_mul(self.a_round);
-        let directories = self.directories.get(begin..begin.saturating_add(self.a_round));
+        let width = self.a_round + WHOLE;
+        let begin = usize::try_from(round)?.saturating_mul(width);
+        let directories = self.directories.get(begin..begin.saturating_add(width));
         let directories = directories.context("more rounds than directories stand there")?;
+        let (each_elsewhere, whole) = directories.split_at(self.a_round);
         let random = Random::seeded(round);
-        let paths: Vec<_> = directories
+        let elsewhere: Vec<_> = each_elsewhere
             .iter()
             .map(|directory| {
                 let name = random.within(0..self.names.len() as u64);
                 directory.join(&self.names[usize::try_from(name).expect("an index")])
             })
             .collect();
+        let in_order: Vec<_> = self.names.iter().map(|name| whole[0].join(name)).collect();
+        let mut shuffled: Vec<_> = self.names.iter().map(|name| whole[1].join(name)).collect();
+        shuffle(&mut shuffled, round);
         forget(NAMES)?;
-        each("stat of standing files, each elsewhere", &paths, stat).map(Some)
+        Ok(vec![
+            each("stat of standing files, each elsewhere", &elsewhere, stat)?,
+            each("stat of a standing directory, random order", &shuffled, stat)?,
+            each("stat of a standing directory, in order", &in_order, stat)?,
+        ])
     }
 }
 
@@ -79,3 +89,6 @@ fn named(directory: &Path, beginning: &str) -> Result<Vec<PathBuf>> {
 
 /// The seed of the order of directories.
 const ORDER: u64 = 1;
+
+/// Directories of which a round looks at all files.
+const WHOLE: usize = 2;
