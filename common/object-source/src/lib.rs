@@ -40,7 +40,7 @@ mod temporary;
 mod transport;
 mod web;
 
-pub use attributes::{EXPORT_ID_KEY, PosixAttributes};
+pub use attributes::{EXPORT_ID_KEY, PosixAttributes, StoredSymlink};
 pub use bucket::{Bucket, RangeBody};
 pub use buckets::Buckets;
 pub use counters::{Counters, RequestClass};

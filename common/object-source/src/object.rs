@@ -257,18 +257,29 @@ impl Metadata {
                     .bytes()
                     .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
         };
-        let value_sound = |value: &str| {
-            value.trim() == value && value.bytes().all(|b| (b' '..=b'~').contains(&b))
-        };
-        let len: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
-        let sound = pairs.iter().all(|(key, value)| key_sound(key) && value_sound(value));
-        if sound && len <= METADATA_LEN_MAX {
-            Ok(Self(pairs))
+        let sound = pairs.iter().all(|(key, value)| key_sound(key) && is_sound(value));
+        let all = Self(pairs);
+        if sound && all.len() <= METADATA_LEN_MAX {
+            Ok(all)
         } else {
             Err(Error::invalid(
                 "object metadata takes lower-case keys and visible ASCII values, 2 KiB in all",
             ))
         }
+    }
+
+    /// The same with one pair more, unless its value cannot travel in a header or there is no room.
+    /// Who calls this knows that the bucket takes such a key.
+    pub(crate) fn with_if_it_fits(mut self, key: &str, value: &str) -> Self {
+        if is_sound(value) && self.len() + key.len() + value.len() <= METADATA_LEN_MAX {
+            self.0.insert(key.to_owned(), value.to_owned());
+        }
+        self
+    }
+
+    /// Bytes of all keys and values.
+    fn len(&self) -> usize {
+        self.0.iter().map(|(key, value)| key.len() + value.len()).sum()
     }
 
     /// Takes what a server sent, leaving out what could not be sent back.
@@ -287,6 +298,11 @@ impl Metadata {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
+}
+
+/// Whether a value can travel in a header.
+fn is_sound(value: &str) -> bool {
+    value.trim() == value && value.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// Names a multipart upload at its bucket. Any process with access to the bucket may go on with it.

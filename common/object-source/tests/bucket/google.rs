@@ -11,7 +11,8 @@ use std::{
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, Error, LinkSpec, Metadata, RequestClass, Settings, UploadId, UploadedPart,
+    Bucket, Condition, Error, LinkSpec, Metadata, PosixAttributes, RequestClass, Settings,
+    StoredSymlink, UploadId, UploadedPart,
 };
 use millrace_tests::google::{BUCKET, GoogleServer, READER, Trouble, WRITER};
 use millrace_types::MIB;
@@ -115,7 +116,6 @@ async fn the_same_bytes_put_again_are_another_version() {
 
 #[tokio::test]
 async fn attributes_travel_under_googles_keys_and_fsxs() {
-    use millrace_object_source::PosixAttributes;
     let world = World::new();
     let by_google = [("goog-reserved-posix-mode", "640"), ("goog-reserved-posix-uid", "7")];
     world.server.put_with("by-google", b"x", &by_google);
@@ -131,6 +131,32 @@ async fn attributes_travel_under_googles_keys_and_fsxs() {
     assert_eq!(told("goog-reserved-posix-mode").as_deref(), Some("600"));
     assert_eq!(told("file-owner").as_deref(), Some("5"));
     assert_eq!(told("millrace-export-id").as_deref(), Some("mark"));
+}
+
+#[tokio::test]
+async fn symbolic_links_of_googles_tools_are_known_and_ours_are_made_for_all_of_them() {
+    let world = World::new();
+    let mark = ("goog-reserved-file-is-symlink", "true");
+    let target = ("gcsfuse_symlink_target", "step-100");
+    for (key, body, metadata, expected) in [
+        ("gcloud", "step-100", &[mark][..], StoredSymlink::Content),
+        ("older-gcsfuse", "", &[target][..], StoredSymlink::Target("step-100")),
+        ("newer-gcsfuse", "step-100", &[mark, target][..], StoredSymlink::Content),
+    ] {
+        world.server.put_with(key, body.as_bytes(), metadata);
+        assert_eq!(world.bucket.head(key).await.unwrap().symlink(), Some(expected), "{key}");
+    }
+    let link = PosixAttributes { mode: Some(0o120_777), ..PosixAttributes::default() };
+    let spec = LinkSpec::new("gs://data", None, None, None).unwrap();
+    let metadata = link.to_metadata(Some("mark")).unwrap();
+    let metadata = metadata.with_symlink_target(b"step-100", spec.location());
+    let body = vec!["step-100".into()];
+    world.bucket.put_small("ours", body, &metadata, &Condition::Absent).await.unwrap();
+    for (name, value) in [mark, target, ("file-permissions", "0120777")] {
+        assert_eq!(world.server.metadata("ours", name).as_deref(), Some(value));
+    }
+    let head = world.bucket.head("ours").await.unwrap();
+    assert_eq!(head.symlink(), Some(StoredSymlink::Content));
 }
 
 #[tokio::test]

@@ -41,10 +41,6 @@ const COMMAND_LEN_MAX: usize = BODY_LEN_MAX / 2;
 const FILE_MODE: u16 = 0o644;
 const SYMLINK_MODE: u16 = 0o777;
 
-/// The bits of `st_mode` that hold the type, and those of a symbolic link.
-const TYPE_MASK: u32 = 0o170_000;
-const TYPE_SYMLINK: u32 = 0o120_000;
-
 impl Found {
     /// A common prefix. Buckets know no times of directories.
     pub(super) fn directory(name: FileName, linked: &Linked) -> Self {
@@ -143,11 +139,6 @@ pub(super) fn in_commands(found: Vec<Found>) -> Vec<Vec<Found>> {
         room = room.saturating_sub(len);
     }
     commands
-}
-
-/// Whether the metadata say that the object stores a symbolic link.
-pub(in crate::hydration) fn is_symlink(attributes: &PosixAttributes) -> bool {
-    attributes.mode.is_some_and(|mode| mode & TYPE_MASK == TYPE_SYMLINK)
 }
 
 /// The version of an object as an inode records it.
@@ -266,8 +257,6 @@ mod tests {
         let entry = found.into_entry(InodeId(5), 0);
         assert_eq!((entry.mode, entry.uid, entry.gid), (0o600, 1, 8));
         assert_eq!(entry.modified, Timestamp(3));
-        assert!(!is_symlink(&attributes));
-        assert!(is_symlink(&PosixAttributes { mode: Some(0o120_777), ..attributes }));
     }
 
     #[test]

@@ -3,14 +3,14 @@
 //! What is refused is asked for again between two listings that worked, so that credentials that
 //! have just ended cost no name its attributes: see `attributes`.
 
-use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
+use millrace_object_source::{Bucket, Error, Head, PosixAttributes, StoredSymlink};
 use millrace_protocol::admin::AttributeSource;
-use millrace_types::{Failure, FileName, name::SYMLINK_LEN_MAX};
+use millrace_types::{Failure, FileName};
 
 use super::{
     Importer, Linked,
     attributes::{self, Refusal, Told},
-    entries::{Found, is_symlink, key_of},
+    entries::{Found, key_of},
 };
 use crate::hydration::environment::Environment;
 
@@ -80,8 +80,8 @@ async fn listed(
     Ok(Some((found, Some(refusal))))
 }
 
-/// What HEAD told of an object; the target of one that stores a symbolic link is fetched. Where
-/// that is refused, it is the small file that a listing shows.
+/// What HEAD told of an object; the target of one that stores a symbolic link is fetched, unless
+/// HEAD told that too. Where that is refused, it is the small file that a listing shows.
 pub(super) async fn object(
     bucket: &Bucket,
     key: &str,
@@ -91,11 +91,14 @@ pub(super) async fn object(
 ) -> Result<Told, Failure> {
     let attributes = PosixAttributes::from_metadata(&head.metadata);
     let found = Found::object(name.clone(), &head.version, attributes, linked);
-    let size = head.version.size;
-    if !is_symlink(&attributes) || !(1..=SYMLINK_LEN_MAX as u64).contains(&size) {
-        return Ok((found, None));
+    match head.symlink() {
+        None => return Ok((found, None)),
+        Some(StoredSymlink::Target(target)) => {
+            return Ok((found.into_symlink(target.as_bytes().to_vec()), None));
+        }
+        Some(StoredSymlink::Content) => {}
     }
-    match bucket.get_whole(key, size, &head.version.tag).await {
+    match bucket.get_whole(key, head.version.size, &head.version.tag).await {
         Ok(target) => Ok((found.into_symlink(target.to_vec()), None)),
         Err(error) => {
             let refusal = Refusal::of(key, error)?;

@@ -499,7 +499,10 @@ async fn read<E: Environment>(
     let mark = to.marker.mark(version, &to.spec.url_of(&key), &whole);
     let posix = attributes(&inode).to_metadata(None)?;
     let posix = posix.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let metadata = Metadata::new(posix.chain(mark.pairs()))?;
+    let mut metadata = Metadata::new(posix.chain(mark.pairs()))?;
+    if let Body::Symlink(target) = &inode.body {
+        metadata = metadata.with_symlink_target(target, to.spec.location());
+    }
     Ok(Source { inode, bytes, path, key, version, mark, metadata, begun })
 }
 

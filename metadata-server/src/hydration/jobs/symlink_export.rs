@@ -4,7 +4,7 @@
 //! elsewhere by now takes the place of the one that this cluster put there before. A listing that
 //! does not ask for each object takes a link's for a file: one that was moved away may need it.
 
-use millrace_object_source::{Bucket, Condition, Error as BucketError, Head, PosixAttributes};
+use millrace_object_source::{Bucket, Condition, Error as BucketError, Head, StoredSymlink};
 use millrace_types::{ErrorKind, Failure, InodeId};
 
 use super::{
@@ -15,7 +15,7 @@ use crate::{
     hydration::{
         destination::{Destination, destination},
         exporting::Turn,
-        import::entries::is_symlink,
+        import::spec_of,
         own::OwnMark,
         walk::refused,
     },
@@ -39,6 +39,7 @@ pub(super) async fn run<E: Environment>(
     let own = OwnMark::of(environment, id, to.link, key).await?;
     let mark = format!("{:032x}", own.id(environment.random()));
     let metadata = attributes(&inode).to_metadata(Some(&mark))?;
+    let metadata = metadata.with_symlink_target(target, spec_of(&to.bucket)?.location());
     let mut condition = Condition::Absent;
     for _ in 0..ATTEMPTS {
         match bucket.put_small(key, vec![target.clone().into()], &metadata, &condition).await {
@@ -111,6 +112,9 @@ async fn read<E: Environment>(
 
 /// Whether the object is the symbolic link to `target`.
 async fn holds(bucket: &Bucket, key: &str, head: &Head, target: &[u8]) -> Result<bool, Failure> {
+    if let Some(StoredSymlink::Target(told)) = head.symlink() {
+        return Ok(told.as_bytes() == target);
+    }
     let size = head.version.size;
     if size != target.len() as u64 {
         return Ok(false);
@@ -126,7 +130,6 @@ async fn is_own_link<E: Environment>(
     to: &Destination,
     head: &Head,
 ) -> Result<bool, Failure> {
-    let is_link = is_symlink(&PosixAttributes::from_metadata(&head.metadata));
     let maker = OwnMark::maker(environment, to.link, &to.key, &head.metadata).await?;
-    Ok(is_link && maker.is_some())
+    Ok(head.symlink().is_some() && maker.is_some())
 }

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use millrace_object_source::{EXPORT_ID_KEY, PosixAttributes};
+use millrace_object_source::{
+    Condition, EXPORT_ID_KEY, Location, Metadata, PosixAttributes, RequestClass, StoredSymlink,
+};
 use millrace_protocol::{
     admin::{AttributeSource, JobKind, JobState, SetLinkOptions},
     cluster::LinkMode,
@@ -17,7 +19,10 @@ use super::{
 use crate::{
     command::{self, Command},
     hydration::Environment,
+    namespace::Body,
 };
+
+const GOOGLE_MARK: &str = "goog-reserved-file-is-symlink";
 
 async fn rename(world: &World, from: &str, to: &str) {
     let data = world.find("/data").await.unwrap().id;
@@ -66,8 +71,57 @@ async fn a_link_that_leads_elsewhere_by_now_takes_the_place_of_its_object() {
         assert_eq!(fs::read(world.object("latest")).unwrap(), target.as_bytes());
         let head = world.bucket.head("latest").await.unwrap();
         assert_eq!(PosixAttributes::from_metadata(&head.metadata).mode, Some(0o120_777));
+        assert_eq!(head.metadata.value(GOOGLE_MARK), Some("true"));
+        assert_eq!(head.metadata.value("gcsfuse_symlink_target"), None, "it is not GCS");
         assert!(head.metadata.value(EXPORT_ID_KEY).is_some());
     }
+}
+
+/// As `gcloud storage cp --preserve-symlinks`, gcsfuse before it took to that, and since then.
+async fn put_links_of_others(world: &World) {
+    let google = Location::Google { bucket: "bucket".to_owned(), prefix: String::new() };
+    let marked = || Metadata::new([(GOOGLE_MARK.to_owned(), "true".to_owned())]).unwrap();
+    let with_target = |metadata: Metadata| metadata.with_symlink_target(b"step-100", &google);
+    for (key, body, metadata) in [
+        ("gcloud", &b"step-100"[..], marked()),
+        ("older-gcsfuse", &b""[..], with_target(Metadata::default())),
+        ("newer-gcsfuse", &b"step-100"[..], with_target(marked())),
+        // What says that it is one, and cannot be.
+        ("empty", &b""[..], marked()),
+        ("large", &[b'x'; 4_096][..], marked()),
+    ] {
+        let body = vec![body.to_vec().into()];
+        world.bucket.put_small(key, body, &metadata, &Condition::Absent).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn links_that_googles_tools_made_are_links_and_an_export_leaves_them_alone() {
+    let world = World::new(LinkMode::ImportExport).await;
+    put_links_of_others(&world).await;
+    let gets = world.bucket.counters().requests(RequestClass::Get);
+    world.job(JobKind::Import, "/data").await;
+    let asked = world.bucket.counters().requests(RequestClass::Get) - gets;
+    assert_eq!(asked, 2, "of older gcsfuse HEAD has told the target");
+    for name in ["gcloud", "older-gcsfuse", "newer-gcsfuse"] {
+        let link = world.find(&format!("/data/{name}")).await.unwrap();
+        assert_eq!((link.kind, link.mode, link.size), (FileKind::Symlink, 0o777, 8), "{name}");
+        assert_eq!(link.body, Body::Symlink(b"step-100".to_vec()), "{name}");
+    }
+    for (name, size) in [("empty", 0), ("large", 4_096)] {
+        let file = world.find(&format!("/data/{name}")).await.unwrap();
+        assert_eq!((file.kind, file.mode, file.size), (FileKind::Regular, 0o644, size), "{name}");
+    }
+    world.export("/data").await;
+    let head = world.bucket.head("older-gcsfuse").await.unwrap();
+    assert_eq!(head.symlink(), Some(StoredSymlink::Target("step-100")));
+
+    // A link that leads elsewhere by now is no longer theirs, and their object stays.
+    remove(&world, "older-gcsfuse").await;
+    symlink(&world, "/data/older-gcsfuse", "step-200").await;
+    let job = world.job(JobKind::Export, "/data/older-gcsfuse").await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::Conflict, "{:?}", job.failures);
+    assert_eq!(world.bucket.head("older-gcsfuse").await.unwrap(), head);
 }
 
 #[tokio::test]
