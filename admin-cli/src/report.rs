@@ -7,11 +7,12 @@
 use millrace_protocol::{
     admin::{
         AttributeSource, ClusterStatusReply, FileState, Health, Job, JobFailure, JobKind, JobState,
-        Keep, LayoutReply, LinkOptions, LinkStatus, Removal, ResolveReply, StateReply, TargetState,
+        Keep, LayoutReply, LinkOptions, LinkStatus, Removal, ResolveReply, TargetState,
     },
     ahead::LinkFetches,
     bucket::{AutoExport, DeletePropagation},
     cluster::LinkMode,
+    known_state::KnownStateReply,
     refresh::RefreshInterval,
     requests::{BucketRequests, RequestsReply},
 };
@@ -199,7 +200,20 @@ pub(crate) struct StateReport {
     /// Of a directory: files and bytes of each state. Of a file: empty.
     pub(crate) states: Vec<StateSumReport>,
     pub(crate) unlisted_directories: u64,
+    /// Files in no state, since silent targets did not tell what they hold of them.
+    pub(crate) unknown_files: u64,
+    pub(crate) unknown_bytes: u64,
+    pub(crate) silent_targets: Vec<SilentTargetReport>,
     pub(crate) origin: Option<OriginReport>,
+}
+
+/// A target that did not tell what it holds.
+#[derive(Serialize, Debug)]
+pub(crate) struct SilentTargetReport {
+    pub(crate) id: String,
+    /// Files that may lie on it, at least in part.
+    pub(crate) files: u64,
+    pub(crate) error: String,
 }
 
 /// Files of one state.
@@ -461,7 +475,13 @@ impl From<&Job> for JobReport {
 
 impl StateReport {
     /// The state of what was asked for as `path`.
-    pub(crate) fn new(path: String, reply: &StateReply) -> Self {
+    pub(crate) fn new(path: String, known: &KnownStateReply) -> Self {
+        let KnownStateReply { state: reply, silent, .. } = known;
+        let silent = silent.iter().map(|silent| SilentTargetReport {
+            id: silent.target.to_string(),
+            files: silent.files,
+            error: silent.reason.clone(),
+        });
         let sums = reply.sums.iter().map(|sum| StateSumReport {
             state: sum.state.name(),
             files: sum.files,
@@ -475,6 +495,9 @@ impl StateReport {
             directory: reply.directory,
             states: sums.collect(),
             unlisted_directories: reply.unlisted_directories,
+            unknown_files: known.unknown_files,
+            unknown_bytes: known.unknown_size.0,
+            silent_targets: silent.collect(),
             origin: origin(reply.origin.as_ref()),
         }
     }

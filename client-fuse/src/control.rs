@@ -18,6 +18,7 @@ use millrace_protocol::{
     file_list::AppendFiles,
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
+    known_state::ShowKnownState,
     left_out::ShowLeftOut,
     release::SetPin,
     selection::{RetryJob, ShowSelection, StartSelected},
@@ -111,6 +112,10 @@ impl LocalService for Control {
             }
             RequestKind::ShowState => {
                 self.forward(call, |r: &mut ShowState| named(&mut r.caller, &mut r.path)).await;
+            }
+            RequestKind::ShowKnownState => {
+                let amend = |r: &mut ShowKnownState| named(&mut r.of.caller, &mut r.of.path);
+                self.forward(call, amend).await;
             }
             RequestKind::StartJob => {
                 self.forward(call, |r: &mut StartJob| named(&mut r.caller, &mut r.path)).await;

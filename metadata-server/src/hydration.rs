@@ -10,8 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], `removal`, `sweep`, [`parts`], [`spread`], [`state`], [`report`], [`requests`],
-//! `left_out`, `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`,
+//! [`links`], `removal`, `sweep`, [`parts`], [`spread`], `holdings`, [`state`], [`report`],
+//! [`requests`], `left_out`, `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`,
 //! [`jobs`].
 
 use std::sync::Arc;
@@ -33,6 +33,7 @@ use millrace_protocol::{
     job_options::{
         FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, StartWithOptions,
     },
+    known_state::{KnownStateReply, ShowKnownState},
     left_out::{LeftOutReply, ShowLeftOut},
     refresh::{RefreshInterval, SetRefreshInterval},
     requests::RequestsReply,
@@ -51,6 +52,7 @@ mod conflicts;
 pub(crate) mod destination;
 pub mod environment;
 mod exporting;
+mod holdings;
 pub mod import;
 pub mod jobs;
 mod left_out;
@@ -365,6 +367,18 @@ impl<E: Environment> Hydration<E> {
     /// When the caller may not read it, or a target does not answer.
     pub async fn show_state(&self, top: &[u8], request: &ShowState) -> Result<StateReply, Failure> {
         report::show(&*self.environment, &self.importer, top, request).await
+    }
+
+    /// The same as far as the targets that answer know it: see [`report::show_known`].
+    ///
+    /// # Errors
+    /// When the caller may not read it; of a single file, also that a target does not answer.
+    pub async fn show_known_state(
+        &self,
+        top: &[u8],
+        request: &ShowKnownState,
+    ) -> Result<KnownStateReply, Failure> {
+        report::show_known(&*self.environment, &self.importer, top, &request.of).await
     }
 
     /// How one file stands, for a client whose paths begin at `top`: see [`report::show_file`].

@@ -38,6 +38,7 @@ mod names;
 mod recalls;
 mod roles;
 mod rooms;
+mod states;
 mod upkeep;
 
 pub use backup::Backups;

@@ -102,7 +102,7 @@ async fn start(
     let Work { selection, unused, states, dry_run, mut options, files } = work;
     // Before it is started: a moment later it may have been done.
     let is_told = kind == JobKind::Hydrate && !dry_run;
-    let state = match is_told {
+    let known = match is_told {
         true => preview::look(&connection, &start.path).await,
         false => None,
     };
@@ -127,7 +127,7 @@ async fn start(
     };
     let job = reply.context(at(&named))?.job;
     if is_told {
-        preview::tell(&connection, &job, state.as_ref(), is_part).await;
+        preview::tell(&connection, &job, known.as_ref(), is_part).await;
     }
     let exit = watch::report(context, &connection, job, wait).await?;
     if kind == JobKind::Import

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use millrace_protocol::{
-    admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
+    admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateReply, StateSum, TargetStatus},
     ahead::FetchPolicy,
     cluster::Bucket,
     job_detail::{DirectoryProgress, JobDetail},
+    known_state::SilentTarget,
     release::PinReply,
     requests::RequestCounts,
 };
@@ -226,7 +227,7 @@ fn the_shapes_of_pins_are_fixed() {
 
 #[test]
 fn the_shape_of_a_state_is_fixed() {
-    let reply = StateReply {
+    let state = StateReply {
         state: None,
         directory: true,
         size: ByteLen(30),
@@ -235,15 +236,25 @@ fn the_shape_of_a_state_is_fixed() {
         unlisted_directories: 1,
         origin: Some(("s3://b/x".into(), "\"tag\"".into())),
     };
+    let silent = SilentTarget { target: TargetId([2; 8]), files: 5, reason: "away".into() };
+    let reply = KnownStateReply {
+        state,
+        unknown_files: 4,
+        unknown_size: ByteLen(10),
+        silent: vec![silent],
+    };
     let expected = json!({
         "path": "mr:/x", "state": null, "size_bytes": 30, "hydrated_bytes": 10,
         "directory": true,
         "states": [{"state": "partial", "files": 2, "size_bytes": 20}],
         "unlisted_directories": 1,
+        "unknown_files": 4, "unknown_bytes": 10,
+        "silent_targets": [{"id": "0202020202020202", "files": 5, "error": "away"}],
         "origin": {"url": "s3://b/x", "tag": "\"tag\""},
     });
     assert_eq!(as_json(&StateReport::new("mr:/x".into(), &reply)), expected);
-    let file = StateReply { state: Some(FileState::Hydrated), ..reply };
+    let state = StateReply { state: Some(FileState::Hydrated), ..reply.state };
+    let file = KnownStateReply { state, ..reply };
     assert_eq!(as_json(&StateReport::new("f".into(), &file))["state"], "hydrated");
 }
 

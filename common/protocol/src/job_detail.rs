@@ -19,7 +19,7 @@ pub struct JobDetailReply {
     pub detail: JobDetail,
     /// Targets of the cluster, among which its files lie.
     pub targets: u32,
-    /// What its directory shows of a bucket, as a URL; none for a file, and outside of links.
+    /// What its directory shows of a bucket, or its file's object, as a URL; none outside of links.
     pub source: Option<String>,
 }
 

@@ -65,8 +65,8 @@ macro_rules! requests {
 
 use crate::{
     access, admin, ahead, backup, bucket, by_state, cluster, control, delegation, file_list, fsck,
-    job_detail, job_options, lease, left_out, lock, loss, metadata, refresh, release, requests,
-    same_host, selection, session, storage, tallied, target, unused, upkeep,
+    job_detail, job_options, known_state, lease, left_out, lock, loss, metadata, refresh, release,
+    requests, same_host, selection, session, storage, tallied, target, unused, upkeep,
 };
 
 requests! {
@@ -370,6 +370,8 @@ requests! {
     StartByState = 0x0670, by_state::StartByState => admin::JobReply;
     /// In which states files must be that a job works on.
     ShowStates = 0x0671, by_state::ShowStates => by_state::StatesReply;
+    /// State of a file, or sums of a directory, as far as the targets that answer know it.
+    ShowKnownState = 0x0672, known_state::ShowKnownState => known_state::KnownStateReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

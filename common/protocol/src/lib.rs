@@ -7,9 +7,9 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), `messages` (what else is sent), [`session`], [`same_host`], [`capability`],
 //! [`metadata`], [`lease`], [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`],
-//! [`target`], [`release`], [`admin`], [`selection`], [`job_options`], [`by_state`], [`upkeep`],
-//! [`loss`], [`bucket`], [`left_out`], [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`],
-//! [`control`].
+//! [`target`], [`release`], [`admin`], [`selection`], [`job_options`], [`by_state`],
+//! [`known_state`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`], [`requests`],
+//! [`ahead`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
@@ -28,6 +28,7 @@ pub mod fsck;
 pub mod job_detail;
 pub mod job_options;
 pub mod kind;
+pub mod known_state;
 pub mod lease;
 pub mod left_out;
 pub mod lock;

@@ -4,9 +4,9 @@ use millrace_types::Failure;
 
 use crate::{
     admin, ahead, backup, bucket, by_state, capability, cluster, codec::messages, control,
-    delegation, file_list, fsck, job_detail, job_options, lease, left_out, lock, loss, metadata,
-    refresh, release, requests, same_host, selection, session, storage, tallied, target, unused,
-    upkeep,
+    delegation, file_list, fsck, job_detail, job_options, known_state, lease, left_out, lock, loss,
+    metadata, refresh, release, requests, same_host, selection, session, storage, tallied, target,
+    unused, upkeep,
 };
 
 messages! {
@@ -94,6 +94,7 @@ messages! {
     job_options::PutReportReply,
     unused::UnusedReply,
     by_state::StatesReply,
+    known_state::KnownStateReply,
     tallied::TalliedReply,
     bucket::CheckLinkReply,
     bucket::ConflictsReply,

@@ -3,16 +3,13 @@
 
 use std::sync::Arc;
 
-use millrace_protocol::{
-    admin::{Keep, ResolveConflict, ResolveReply},
-    target::ContentName,
-};
+use millrace_protocol::admin::{Keep, ResolveConflict, ResolveReply};
 use millrace_types::{ByteLen, ErrorKind, Failure};
 
 use super::{
     environment::Environment,
+    holdings::{Inquiry, Patience, reason},
     import::{Importer, Object, spec_of},
-    report::presence,
     walk::{Viewpoint, inode, resolve as resolve_path},
 };
 use crate::{
@@ -28,7 +25,8 @@ use crate::{
 /// [`ErrorKind::NotPermitted`] for others than the owner and root;
 /// [`ErrorKind::InvalidArgument`] when the file is not in conflict; [`ErrorKind::InUse`] while
 /// somebody writes what would be given up; [`ErrorKind::Lost`] when bytes that the local version
-/// needs were never fetched and exist nowhere any more.
+/// needs were never fetched and exist nowhere any more; that a target does not answer which may
+/// have them.
 pub(super) async fn resolve<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -111,7 +109,15 @@ async fn check_whole<E: Environment>(
     body: &FileBody,
     path: &str,
 ) -> Result<(), Failure> {
-    let missing = missing(environment, file, body).await?;
+    let unknown = |failure: Failure| {
+        let words = format!(
+            "nobody knows now whether all of {path} is here: {}; try again later, or keep the \
+             bucket's version",
+            reason(&failure)
+        );
+        Failure::new(failure.kind, words)
+    };
+    let missing = missing(environment, file, body).await.map_err(unknown)?;
     if missing.0 == 0 {
         return Ok(());
     }
@@ -127,6 +133,10 @@ async fn check_whole<E: Environment>(
 /// How many bytes of a file are nowhere but in its object. Holes count as well: nobody can tell
 /// them from bytes that were never fetched. Nor can anybody tell where bytes lie that a mount has
 /// written past the end and not told this server of, so that as many others may be missing.
+///
+/// # Errors
+/// That a target does not answer which may hold some of the file; that the server is busy or
+/// shutting down.
 pub(super) async fn missing<E: Environment>(
     environment: &E,
     file: &Inode,
@@ -135,10 +145,8 @@ pub(super) async fn missing<E: Environment>(
     if body.origin_length == 0 || body.inline.is_some() {
         return Ok(ByteLen(0));
     }
-    let name = ContentName { inode: file.id, generation: body.generation };
-    let map = environment.map().await?;
-    let present = presence(environment, &map, vec![name]).await?;
-    let held = present.get(&name).copied().unwrap_or_default();
+    let mut inquiry = Inquiry::new(environment, Patience::DECISION).await?;
+    let held = inquiry.held_of(environment, file).await?;
     let held_len = held.clean.0.saturating_add(held.written.0).saturating_add(held.zero.0);
     let here = held_len.saturating_sub(held.end.saturating_sub(file.size));
     Ok(ByteLen(file.size.saturating_sub(here)))

@@ -4,14 +4,15 @@
 //! over an in-memory store with the same apply. Hydration owns no state besides: what must last is
 //! a command.
 
-use std::{future::Future, path::Path, time::Duration};
+use std::{collections::BTreeMap, future::Future, path::Path, time::Duration};
 
 use millrace_protocol::{
+    admin::TargetState,
     capability::{Content, Signed},
     cluster::Map,
     kind::Request,
 };
-use millrace_types::{ClusterId, Failure, HostId, InodeId, Timestamp};
+use millrace_types::{ClusterId, Failure, HostId, InodeId, TargetId, Timestamp};
 
 use crate::{
     command::{Command, Outcome},
@@ -80,6 +81,14 @@ pub trait Environment: Send + Sync + 'static {
     /// # Errors
     /// That the server is busy or shutting down.
     fn map(&self) -> impl Future<Output = Result<Map, Failure>> + Send;
+
+    /// How the targets of the map stand, by their heartbeats.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    fn standing(
+        &self,
+    ) -> impl Future<Output = Result<BTreeMap<TargetId, TargetState>, Failure>> + Send;
 
     /// Sends a request to a target daemon and waits for the answer, reconnecting as needed.
     ///

@@ -1,25 +1,19 @@
 //! Answers how a file or tree stands against its bucket, by asking the targets what they hold.
 
-use std::{
-    collections::{HashMap, HashSet},
-    slice,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, slice, sync::Arc};
 
-use futures::{StreamExt, TryStreamExt, stream};
 use millrace_protocol::{
     admin::{FileState, ShowState, StateReply},
     bucket::{FileReply, ShowFile},
-    cluster::Map,
-    target::{ContentName, Presence, Present},
+    known_state::{KnownStateReply, SilentTarget},
+    target::Present,
 };
-use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, TargetId};
+use millrace_types::{ByteLen, ErrorKind, Failure, InodeId};
 
 use super::{
     environment::Environment,
+    holdings::{Inquiry, Patience},
     import::{Importer, broken, spec_of},
-    spread::{Place, all_places_of},
     state::{self, Sums},
     walk::{Unlisted, Viewpoint, Walk, check, inode, may_list, resolve},
 };
@@ -31,31 +25,25 @@ use crate::{
     },
 };
 
-/// How long one target may take to count.
-pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Targets that are asked at the same time.
-pub(super) const TARGETS_AT_ONCE: usize = 64;
-
-/// The state of the file or tree at a path, whose beginning is `top`. Directories below that the
-/// caller may not read count as unlisted.
+/// The state of the file or tree at a path, whose beginning is `top`, as far as the targets that
+/// answer know it. Directories below that the caller may not read count as unlisted.
 ///
 /// # Errors
-/// [`ErrorKind::PermissionDenied`] when the caller may not read it or not search the way to it; a
-/// target that does not answer.
-pub async fn show<E: Environment>(
+/// [`ErrorKind::PermissionDenied`] when the caller may not read it or not search the way to it; of
+/// a single file whose state depends on it, that a target does not answer.
+pub async fn show_known<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
     top: &[u8],
     request: &ShowState,
-) -> Result<StateReply, Failure> {
+) -> Result<KnownStateReply, Failure> {
     let caller = &request.caller;
     let top = resolve(environment, importer, Viewpoint { top, caller }, &request.path).await?;
     check(environment, caller, &top, Access::Read).await?;
     let mut sums = Sums::default();
     let mut unlisted = 0;
     let mut walk = Walk::new(top.id, Unlisted::Leave).seen_by(caller);
-    let map = environment.map().await?;
+    let mut inquiry = Inquiry::new(environment, Patience::REPORT).await?;
     loop {
         let page = match walk.next(environment, importer).await {
             Ok(Some(page)) => page,
@@ -69,9 +57,17 @@ pub async fn show<E: Environment>(
         for inode in page.iter().filter(|inode| is_unlisted(inode)) {
             unlisted += u64::from(may_list(environment, caller, inode.id).await?);
         }
-        count(environment, &map, page.into(), &mut sums).await?;
+        count(environment, &mut inquiry, page.into(), &mut sums).await?;
     }
-    Ok(StateReply {
+    let (unknown_files, unknown_size) = sums.unknown();
+    let silent = inquiry.silent_targets();
+    if !top.is_directory()
+        && unknown_files > 0
+        && let Some(target) = silent.first()
+    {
+        return Err(unanswered(target));
+    }
+    let state = StateReply {
         state: sums.shared(),
         directory: top.is_directory(),
         size: sums.size(),
@@ -79,11 +75,32 @@ pub async fn show<E: Environment>(
         sums: if top.is_directory() { sums.to_vec() } else { Vec::new() },
         unlisted_directories: unlisted,
         origin: origin_of(environment, &top).await?,
-    })
+    };
+    Ok(KnownStateReply { state, unknown_files, unknown_size, silent })
 }
 
-/// How long one target may take to count a single file: somebody waits for the answer.
-const FILE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for who expects all of it.
+///
+/// # Errors
+/// As [`show_known`]; that a target does not answer which may hold some of it.
+pub async fn show<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    top: &[u8],
+    request: &ShowState,
+) -> Result<StateReply, Failure> {
+    let known = show_known(environment, importer, top, request).await?;
+    match known.silent.first() {
+        None => Ok(known.state),
+        Some(target) => Err(unanswered(target)),
+    }
+}
+
+fn unanswered(silent: &SilentTarget) -> Failure {
+    let SilentTarget { target, reason, .. } = silent;
+    let words = format!("target {target} does not say what it holds: {reason}");
+    Failure::new(ErrorKind::Unavailable, words)
+}
 
 /// How one file stands, for a client that sees what is below `top`.
 ///
@@ -114,7 +131,10 @@ pub async fn show_file<E: Environment>(
     }
     check(environment, &request.caller, &file, Access::Read).await?;
     let held = match request.counted && state::is_asked_for(body) {
-        true => held_of(environment, &file).await?,
+        true => {
+            let mut inquiry = Inquiry::new(environment, Patience::FILE).await?;
+            inquiry.held_of(environment, &file).await.map_err(for_good)?
+        }
         false => Present { clean: ByteLen(file.size), ..Present::default() },
     };
     let (mut state, here) = state::of_file(file.size, body, &held);
@@ -125,29 +145,9 @@ pub async fn show_file<E: Environment>(
     Ok(FileReply { state, size: ByteLen(file.size), hydrated: ByteLen(here), origin })
 }
 
-/// What the targets that the file lies on hold of it. Asks each once.
-async fn held_of<E: Environment>(environment: &E, file: &Inode) -> Result<Present, Failure> {
-    let content = file.content().ok_or(ErrorKind::InvalidArgument)?;
-    let name = ContentName { inode: content.inode, generation: content.generation };
-    let map = environment.map().await?;
-    let places = all_places_of(&map, &content.layout, file.size)?;
-    let asked = stream::iter(places).map(|place| {
-        let request = Presence { target: place.target, contents: vec![name] };
-        async move {
-            let reply = environment.ask(place.host, request, FILE_TIMEOUT).await;
-            // Not to be repeated for as long as the target is away.
-            reply.map_err(|failure| Failure {
-                kind: ErrorKind::Internal,
-                ..silent(place.target, &failure)
-            })
-        }
-    });
-    let mut replies = asked.buffer_unordered(TARGETS_AT_ONCE);
-    let mut held = Present::default();
-    while let Some(reply) = replies.try_next().await? {
-        reply.present.iter().for_each(|part| state::add(&mut held, part));
-    }
-    Ok(held)
+/// What is not to be repeated for as long as a target is away.
+fn for_good(failure: Failure) -> Failure {
+    Failure { kind: ErrorKind::Internal, ..failure }
 }
 
 fn is_unlisted(inode: &Inode) -> bool {
@@ -160,7 +160,7 @@ fn is_unlisted(inode: &Inode) -> bool {
 /// Counts the files of one page.
 async fn count<E: Environment>(
     environment: &E,
-    map: &Map,
+    inquiry: &mut Inquiry,
     page: Vec<Inode>,
     sums: &mut Sums,
 ) -> Result<(), Failure> {
@@ -171,21 +171,25 @@ async fn count<E: Environment>(
             _ => None,
         })
         .collect();
-    let asked: Vec<ContentName> = files
+    let asked: Vec<&Inode> = files
         .iter()
         .filter(|(_, body)| state::is_asked_for(body))
-        .map(|(inode, body)| ContentName { inode: inode.id, generation: body.generation })
+        .map(|(inode, _)| *inode)
         .collect();
-    let present = presence(environment, map, asked).await?;
+    let held = inquiry.held(environment, &asked).await;
     let unmarked = unmarked(environment, &page).await?;
     for (inode, body) in files {
-        let name = ContentName { inode: inode.id, generation: body.generation };
-        let held = present.get(&name).copied().unwrap_or_default();
-        let (mut state, here) = state::of_file(inode.size, body, &held);
-        if unmarked.contains(&inode.id) {
-            state = FileState::Dirty;
+        let held = held.get(&inode.id).copied().unwrap_or_default();
+        let (told, here) = state::of_file(inode.size, body, &held.present);
+        let known = match unmarked.contains(&inode.id) {
+            true => Some(FileState::Dirty),
+            false if held.silent.is_some() => state::known(inode.size, body),
+            false => Some(told),
+        };
+        match known {
+            Some(state) => sums.count(state, inode.size, here),
+            None => sums.count_unknown(inode.size, here),
         }
-        sums.count(state, inode.size, here);
     }
     Ok(())
 }
@@ -216,42 +220,11 @@ async fn unmarked<E: Environment>(
     query.await
 }
 
-/// What all targets together hold of some contents.
-pub(super) async fn presence<E: Environment>(
-    environment: &E,
-    map: &Map,
-    contents: Vec<ContentName>,
-) -> Result<HashMap<ContentName, Present>, Failure> {
-    let mut total: HashMap<ContentName, Present> = HashMap::new();
-    if contents.is_empty() {
-        return Ok(total);
-    }
-    let places: Vec<_> =
-        map.targets.iter().map(|target| Place { host: target.host, target: target.id }).collect();
-    let asked = stream::iter(places).map(|place| {
-        let request = Presence { target: place.target, contents: contents.clone() };
-        async move {
-            let reply = environment.ask(place.host, request, PRESENCE_TIMEOUT).await;
-            reply.map_err(|failure| silent(place.target, &failure))
-        }
-    });
-    let mut replies = asked.buffer_unordered(TARGETS_AT_ONCE);
-    while let Some(reply) = replies.try_next().await? {
-        if reply.present.len() != contents.len() {
-            return Err(ErrorKind::Protocol.into());
-        }
-        for (name, part) in contents.iter().zip(&reply.present) {
-            state::add(total.entry(*name).or_default(), part);
-        }
-    }
-    Ok(total)
-}
-
-pub(super) fn silent(target: TargetId, failure: &Failure) -> Failure {
-    Failure::new(failure.kind, format!("target {target} does not say what it holds: {failure}"))
-}
-
-async fn origin_of<E: Environment>(
+/// URL and tag of the object that a file came from or went to.
+///
+/// # Errors
+/// That the server is busy or shutting down.
+pub(super) async fn origin_of<E: Environment>(
     environment: &E,
     inode: &Inode,
 ) -> Result<Option<(String, String)>, Failure> {

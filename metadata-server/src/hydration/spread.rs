@@ -55,9 +55,19 @@ pub fn places_of(map: &Map, item: &Item, size: u64) -> Result<BTreeMap<Place, u6
 /// # Errors
 /// As [`place_of`].
 pub fn all_places_of(map: &Map, layout: &Layout, size: u64) -> Result<BTreeSet<Place>, Failure> {
-    // Round its groups once; what lies behind repeats them.
-    let chunks = chunks_of(layout, size).min(layout.width());
-    (0..chunks).map(|chunk| place_of(map, layout, ChunkIndex(chunk))).collect()
+    slots(layout, size).map(|chunk| place_of(map, layout, chunk)).collect()
+}
+
+/// The same without groups that nobody serves, since their target was given up: what was there is
+/// nowhere any more.
+#[must_use]
+pub fn places_left(map: &Map, layout: &Layout, size: u64) -> BTreeSet<Place> {
+    slots(layout, size).filter_map(|chunk| place_of(map, layout, chunk).ok()).collect()
+}
+
+/// One chunk of each slot that the first `size` bytes of a file use: what lies behind repeats them.
+fn slots(layout: &Layout, size: u64) -> impl Iterator<Item = ChunkIndex> + use<> {
+    (0..chunks_of(layout, size).min(layout.width())).map(ChunkIndex)
 }
 
 /// Cuts the first `size` bytes of a content into runs, so that no target gets much more than
@@ -161,5 +171,7 @@ mod tests {
         let layout = Layout::new(ChunkSize::DEFAULT, 64, PoolId(0), 64, 63).unwrap();
         let failure = places_of(&map(3, 4), &item(layout, 64), MIB).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Unavailable);
+        let served = places_left(&map(3, 4), &layout, u64::MAX);
+        assert_eq!(served.len(), 3, "of the others it is known where they are");
     }
 }

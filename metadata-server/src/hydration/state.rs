@@ -72,6 +72,8 @@ pub fn add(total: &mut Present, part: &Present) {
 pub struct Sums {
     files: [u64; FileState::ALL.len()],
     bytes: [u64; FileState::ALL.len()],
+    /// Files and bytes of which nobody knows in which state they are.
+    unknown: (u64, u64),
     here: u64,
 }
 
@@ -85,9 +87,26 @@ impl Sums {
         self.here = self.here.saturating_add(here);
     }
 
-    /// The state that all files share, if they do.
+    /// Counts one file whose state depends on what a target holds that does not tell; at least
+    /// `here` bytes of it are here.
+    pub fn count_unknown(&mut self, size: u64, here: u64) {
+        let (files, bytes) = self.unknown;
+        self.unknown = (files + 1, bytes.saturating_add(size));
+        self.here = self.here.saturating_add(here);
+    }
+
+    /// Files of which nobody knows in which state they are, and their bytes.
+    #[must_use]
+    pub fn unknown(&self) -> (u64, ByteLen) {
+        (self.unknown.0, ByteLen(self.unknown.1))
+    }
+
+    /// The state that all files share, if it is known that they do.
     #[must_use]
     pub fn shared(&self) -> Option<FileState> {
+        if self.unknown.0 > 0 {
+            return None;
+        }
         let mut present =
             FileState::ALL.into_iter().zip(self.files).filter(|(_, files)| *files > 0);
         let (state, _) = present.next()?;
@@ -97,7 +116,7 @@ impl Sums {
     /// Bytes of all files.
     #[must_use]
     pub fn size(&self) -> ByteLen {
-        ByteLen(self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes)))
+        ByteLen(self.bytes.iter().fold(self.unknown.1, |sum, &bytes| sum.saturating_add(bytes)))
     }
 
     /// Bytes that are here.
@@ -206,5 +225,15 @@ mod tests {
         assert_eq!((sums.size(), sums.here()), (ByteLen(40), ByteLen(33)));
         let files: Vec<_> = sums.to_vec().iter().map(|sum| (sum.state, sum.files)).collect();
         assert_eq!(files, [(FileState::Partial, 1), (FileState::Hydrated, 2)]);
+    }
+
+    #[test]
+    fn a_file_of_unknown_state_is_in_no_sum_and_nothing_is_shared_with_it() {
+        let mut sums = Sums::default();
+        sums.count(FileState::Hydrated, 10, 10);
+        sums.count_unknown(20, 5);
+        assert_eq!((sums.shared(), sums.unknown()), (None, (1, ByteLen(20))));
+        assert_eq!((sums.size(), sums.here()), (ByteLen(30), ByteLen(15)));
+        assert_eq!(sums.to_vec().len(), 1);
     }
 }

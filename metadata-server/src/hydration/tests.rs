@@ -4,6 +4,7 @@
 mod again;
 mod ahead;
 mod auto_export;
+mod away;
 mod by_state;
 mod conflict_rule;
 mod conflicts;

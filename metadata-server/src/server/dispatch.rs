@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     Request, RequestKind, admin, ahead, bucket, by_state, cluster, file_list, job_detail,
-    job_options, left_out, refresh, requests, selection, unused,
+    job_options, known_state, left_out, refresh, requests, selection, unused,
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
@@ -116,6 +116,7 @@ impl MetadataService {
             RequestKind::ShowSelection => self.about_job::<selection::ShowSelection>(call),
             RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call),
             RequestKind::ShowState => self.hydrate::<admin::ShowState>(call),
+            RequestKind::ShowKnownState => self.hydrate::<known_state::ShowKnownState>(call),
             RequestKind::ResolveConflict => self.hydrate::<admin::ResolveConflict>(call),
             RequestKind::ListTargets
             | RequestKind::ShowTarget

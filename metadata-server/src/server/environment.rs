@@ -1,6 +1,7 @@
 //! What hydration gets from the server: the engine, and the target daemons.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -8,6 +9,7 @@ use std::{
 use millrace_object_source::Tally;
 use millrace_protocol::{
     Request, RequestKind,
+    admin::TargetState,
     capability::{Content, Rights, SYSTEM_SESSION, Signed},
     cluster::Map,
     codec,
@@ -15,7 +17,7 @@ use millrace_protocol::{
     tallied::{Tallied, TalliedReply},
 };
 use millrace_runtime::Random;
-use millrace_types::{ClusterId, ErrorKind, Failure, HostId, InodeId, Timestamp};
+use millrace_types::{ClusterId, ErrorKind, Failure, HostId, InodeId, TargetId, Timestamp};
 
 use crate::{
     command::{Command, Outcome},
@@ -112,6 +114,13 @@ impl Environment for ServerEnvironment {
 
     async fn map(&self) -> Result<Map, Failure> {
         Ok((*self.peers.map().await?).clone())
+    }
+
+    async fn standing(&self) -> Result<BTreeMap<TargetId, TargetState>, Failure> {
+        let members = |core: &mut Core| {
+            Ok(core.registry.members().map(|(target, member)| (target, member.state())).collect())
+        };
+        self.engine.turn(members).await
     }
 
     async fn ask<R: Request + Send + Sync + 'static>(

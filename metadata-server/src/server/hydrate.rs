@@ -1,4 +1,4 @@
-//! Requests about links, jobs and states: checked, then handed to hydration.
+//! Requests about links and jobs: checked, then handed to hydration.
 //!
 //! A client's paths begin at the directory that its certificate is restricted to; root is squashed,
 //! and users may search directories, as in every other request.
@@ -9,13 +9,12 @@ use millrace_protocol::{
     admin::{
         AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, ListRemovals,
         PathBytes, RemovalsReply, RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions,
-        ShowState, StartJob, StateReply,
+        StartJob,
     },
     ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
     bucket::{
-        AutoExportsReply, CheckLink, CheckLinkReply, DeletePropagationReply, FileReply,
-        ListAutoExports, ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation,
-        ShowFile, UploadsReply,
+        AutoExportsReply, CheckLink, CheckLinkReply, DeletePropagationReply, ListAutoExports,
+        ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation, UploadsReply,
     },
     by_state::{ShowStates, StartByState, StatesReply},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
@@ -347,20 +346,6 @@ impl Hydrated for CancelJob {
     }
 }
 
-impl Hydrated for ShowState {
-    fn restrict(&mut self, client: &Client) {
-        self.caller = client.caller(&self.caller);
-    }
-
-    async fn answer(
-        self,
-        hydration: Hydration<ServerEnvironment>,
-        top: PathBytes,
-    ) -> Result<StateReply, Failure> {
-        hydration.show_state(&top, &self).await
-    }
-}
-
 impl Hydrated for SetLinkOptions {
     fn restrict(&mut self, _: &Client) {}
 
@@ -383,20 +368,6 @@ impl Hydrated for CheckLink {
         _: PathBytes,
     ) -> Result<CheckLinkReply, Failure> {
         hydration.check_link(&self).await
-    }
-}
-
-impl Hydrated for ShowFile {
-    fn restrict(&mut self, client: &Client) {
-        self.caller = client.caller(&self.caller);
-    }
-
-    async fn answer(
-        self,
-        hydration: Hydration<ServerEnvironment>,
-        top: PathBytes,
-    ) -> Result<FileReply, Failure> {
-        hydration.show_file(&top, &self).await
     }
 }
 

@@ -116,6 +116,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowStates
         | Kind::CancelJob
         | Kind::ShowState
+        | Kind::ShowKnownState
         | Kind::ShowFile
         | Kind::ResolveConflict
         | Kind::SetPin

@@ -13,7 +13,9 @@ use crate::{
     hydration::{
         destination::prefix_of,
         import::{broken, linked_anywhere, spec_of},
+        report::origin_of,
     },
+    namespace::tree,
     store::{
         keys,
         records::{self, JobDetailRecord},
@@ -59,12 +61,17 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// The URL of what a job's directory shows of a bucket.
+    /// The URL of what a job's directory shows of a bucket, or of its file's object.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](millrace_types::ErrorKind::NotFound).
     pub async fn source(&self, id: JobId) -> Result<Option<String>, Failure> {
         let root = self.record(id).await?.root;
+        let query = self.environment.read(move |view| tree::find(view, root).map_err(broken));
+        let Some(inode) = query.await? else { return Ok(None) };
+        if let Some((url, _)) = origin_of(&*self.environment, &inode).await? {
+            return Ok(Some(url));
+        }
         let query = self.environment.read(move |view| {
             let (linked, prefix) = (linked_anywhere(view, root)?, prefix_of(view, root)?);
             let Some((linked, prefix)) = linked.zip(prefix) else { return Ok(None) };

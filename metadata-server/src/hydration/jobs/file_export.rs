@@ -36,6 +36,7 @@ use crate::{
         conflicts::missing,
         destination::{Destination, destination},
         exporting::Turn,
+        holdings::reason,
         import::broken,
         own::OwnMark,
         parts::PartPlan,
@@ -525,7 +526,7 @@ pub(super) fn moved(view: &dyn View, inode: &Inode) -> Result<Option<InodeId>, F
 }
 
 /// Refuses to replace an object that a file still needs which was moved away from it: bytes that
-/// were never fetched would be gone.
+/// were never fetched would be gone. While a target is away that the file lies on, nobody knows.
 async fn check_not_needed<E: Environment>(
     context: &Context<'_, E>,
     source: &Source,
@@ -551,20 +552,25 @@ pub(super) async fn check_not_needed_by<E: Environment>(
     if !body.origin.as_ref().is_some_and(needs) {
         return Ok(());
     }
-    let missing = missing(&**context.environment, &other, body).await?;
-    if missing.0 == 0 {
+    let missing = missing(&**context.environment, &other, body).await;
+    if missing.as_ref().is_ok_and(|missing| missing.0 == 0) {
         return Ok(());
     }
     let path = path_of(&**context.environment, &other).await;
-    Err(Failure::new(
-        ErrorKind::Conflict,
-        format!(
-            "{} was moved away from {}, and {missing} of it are nowhere but in the object there: \
-             hydrate or export it before the object is replaced",
-            path.escape_ascii(),
-            to.key,
+    let moved = format!("{} was moved away from {}", path.escape_ascii(), to.key);
+    Err(match missing {
+        Ok(missing) => Failure::new(
+            ErrorKind::Conflict,
+            format!(
+                "{moved}, and {missing} of it are nowhere but in the object there: hydrate or \
+                 export it before the object is replaced"
+            ),
         ),
-    ))
+        Err(failure) => {
+            let words = format!("{moved} and may need the object there: {}", reason(&failure));
+            Failure::new(failure.kind, words)
+        }
+    })
 }
 
 pub(super) fn check_mode(destination: &Destination) -> Result<(), Failure> {

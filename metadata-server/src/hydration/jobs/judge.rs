@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     hydration::{
+        holdings::{PRESENCE_TIMEOUT, TARGETS_AT_ONCE, silent},
         import::broken,
-        report::{PRESENCE_TIMEOUT, TARGETS_AT_ONCE, silent},
         spread::{Place, all_places_of},
         state,
     },

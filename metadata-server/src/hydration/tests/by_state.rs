@@ -36,7 +36,7 @@ impl World {
     }
 
     /// Has targets hold so much of a file.
-    async fn hold(&self, path: &str, bytes: u64) -> InodeId {
+    pub(super) async fn hold(&self, path: &str, bytes: u64) -> InodeId {
         let id = self.find(path).await.unwrap().id;
         self.server.present.lock().unwrap().insert(id, bytes);
         id

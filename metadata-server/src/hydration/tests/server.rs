@@ -15,7 +15,7 @@ use std::{
 
 use millrace_object_source::{Bucket, Buckets, Settings, Tally};
 use millrace_protocol::{
-    admin::{AddLink, Job, JobKind, JobState, StartJob},
+    admin::{AddLink, Job, JobKind, JobState, StartJob, TargetState},
     ahead::FetchAhead,
     capability::{Content, Signed},
     cluster::{self, LinkMode, Map},
@@ -55,6 +55,8 @@ mod troubles;
 mod uploads;
 
 pub(super) const HOST: HostId = HostId([1; 16]);
+pub(super) const FIRST: TargetId = TargetId([1; 8]);
+pub(super) const SECOND: TargetId = TargetId([2; 8]);
 pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
 const SESSION: SessionId = SessionId(1);
 
@@ -345,10 +347,7 @@ impl TestServer {
             host: HOST,
             name: "storage1".to_owned(),
             addresses: Vec::new(),
-            targets: vec![
-                (TargetId([1; 8]), ByteLen(1 << 40)),
-                (TargetId([2; 8]), ByteLen(1 << 40)),
-            ],
+            targets: vec![(FIRST, ByteLen(1 << 40)), (SECOND, ByteLen(1 << 40))],
         };
         self.execute(Command::RegisterHost(register), true).await.unwrap();
         let open = command::OpenSession { host: HOST, host_name: "client".to_owned(), nonce: 1 };
@@ -491,8 +490,8 @@ impl TestServer {
         let known = self.present.lock().unwrap();
         let ends = self.ends.lock().unwrap();
         let present = presence.contents.iter().map(|name| {
-            // All that is present lies on the first target.
-            let first = presence.target == TargetId([1; 8]);
+            // All that is present lies where the file begins.
+            let first = self.begins_on(name.inode) == Some(presence.target);
             let clean = known.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
             let end = ends.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
             Present { clean: ByteLen(clean), end, ..Present::default() }
@@ -551,6 +550,10 @@ impl Environment for TestServer {
 
     async fn map(&self) -> Result<Map, Failure> {
         self.read(|view| Ok(map::read(view).unwrap())).await
+    }
+
+    async fn standing(&self) -> Result<BTreeMap<TargetId, TargetState>, Failure> {
+        Ok(self.troubles.standing.lock().unwrap().clone())
     }
 
     async fn ask<R: Request + Send + Sync + 'static>(

@@ -8,7 +8,10 @@ use millrace_protocol::admin::{
     ResolveReply, SessionStatus, SetLayout, SetLinkOptions, ShowJob, ShowLayout, ShowState,
     StartJob, StateReply, StateSum, TargetState, TargetStatus,
 };
-use millrace_protocol::cluster::LinkMode;
+use millrace_protocol::{
+    cluster::LinkMode,
+    known_state::{KnownStateReply, ShowKnownState, SilentTarget},
+};
 use millrace_types::{
     ByteLen, ChunkIndex, ChunkSize, ErrorKind, Failure, GroupId, InodeId, JobId, LinkId, LogIndex,
     MapEpoch, SessionId, Timestamp,
@@ -107,10 +110,18 @@ fn layouts() -> Vec<Sample> {
         unlisted_directories: 2,
         origin: Some(("s3://data/train/a".into(), "\"t\"".into())),
     };
+    let of = ShowState { caller: caller(), path: path() };
+    let known = KnownStateReply {
+        state: state.clone(),
+        unknown_files: 4,
+        unknown_size: ByteLen(1 << 30),
+        silent: vec![SilentTarget { target: TARGET, files: 5, reason: "it is offline".into() }],
+    };
     [
         pair(&ShowLayout { caller: caller(), path: path() }, &reply),
         pair(&set, &reply),
         pair(&ShowState { caller: caller(), path: path() }, &state),
+        pair(&ShowKnownState { of }, &known),
     ]
     .into_iter()
     .flatten()

@@ -2,22 +2,28 @@
 //! room for what is to be recorded.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     mem,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use millrace_protocol::{admin::JobState, capability::Origin};
-use millrace_types::{ErrorKind, Failure, InodeId, TargetId, Timestamp};
+use millrace_protocol::{
+    admin::{JobState, TargetState},
+    capability::Origin,
+};
+use millrace_types::{ChunkIndex, ErrorKind, Failure, InodeId, TargetId, Timestamp};
 use tokio::sync::{Notify, watch};
 
-use super::{SESSION, TestServer, World};
+use super::{SECOND, SESSION, TestServer, World};
 use crate::{
     command::{self, Command, FoundObject, ObserveObject, Opener, UpdateJob},
-    hydration::Environment,
+    hydration::{Environment, spread::place_of},
+    namespace::tree,
+    targets::map,
 };
 
 #[derive(Debug, Default)]
@@ -36,7 +42,11 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) unlistable: Mutex<Option<InodeId>>,
     /// Why targets do not say what they hold.
     pub(in crate::hydration::tests) unknown: Mutex<Option<ErrorKind>>,
-    /// The targets that were asked that, in their order.
+    /// Targets that do not answer what they hold.
+    pub(in crate::hydration::tests) away: Mutex<BTreeSet<TargetId>>,
+    /// How targets stand by their heartbeats, where the server knows that.
+    pub(in crate::hydration::tests) standing: Mutex<BTreeMap<TargetId, TargetState>>,
+    /// The targets that were asked what they hold, in their order.
     pub(in crate::hydration::tests) asked: Mutex<Vec<TargetId>>,
     /// Told whenever there was none.
     pub(in crate::hydration::tests) refused: Notify,
@@ -86,6 +96,9 @@ impl Troubles {
     /// Whether a target says what it holds.
     pub(super) fn check_known(&self, target: TargetId) -> Result<(), Failure> {
         self.asked.lock().unwrap().push(target);
+        if self.away.lock().unwrap().contains(&target) {
+            return Err(ErrorKind::Unavailable.into());
+        }
         self.unknown.lock().unwrap().map_or(Ok(()), |kind| Err(kind.into()))
     }
 
@@ -111,6 +124,22 @@ impl Troubles {
 }
 
 impl TestServer {
+    /// Has files that are imported from now on begin on a target.
+    pub(in crate::hydration::tests) fn import_to(&self, target: TargetId) {
+        // Groups are served by the two in turn, and the upper half of a number is a layout's seed.
+        let seed = u64::from(target == SECOND);
+        let lower = self.random.load(Ordering::Relaxed) & u64::from(u32::MAX);
+        self.random.store((seed << 32) | lower, Ordering::Relaxed);
+    }
+
+    /// The target of a file's first chunk.
+    pub(super) fn begins_on(&self, inode: InodeId) -> Option<TargetId> {
+        let store = self.store.lock().unwrap();
+        let content = tree::find(&*store, inode).unwrap()?.content()?;
+        let map = map::read(&*store).unwrap();
+        Some(place_of(&map, &content.layout, ChunkIndex(0)).ok()?.target)
+    }
+
     /// Does what is to happen meanwhile, once; whether that was anything.
     pub(super) async fn meanwhile(&self, what: &Mutex<Vec<Command>>) -> bool {
         let commands = mem::take(&mut *what.lock().unwrap());
