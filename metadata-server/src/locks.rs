@@ -5,9 +5,10 @@
 //! ([`Declarations`]); until then nothing new is granted. Exchanges are answered once
 //! ([`Answered`]), and waits never hold a thread or a request of their own.
 //!
-//! Modules: [`table`] (rules), `inode` (one file), [`answered`], [`watchers`].
+//! Modules: [`table`] (rules), `inode` (one file) with its `intervals` (what is held) and its
+//! `queue` (who waits), `circles` (deadlocks), [`answered`], [`watchers`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::{
     lock::{Lock, LockConflict, WANTED_MAX},
@@ -22,7 +23,12 @@ pub use watchers::News;
 use watchers::Watchers;
 
 pub mod answered;
+mod circles;
 mod inode;
+mod intervals;
+mod piece;
+mod queue;
+mod steps;
 pub mod table;
 pub mod watchers;
 
@@ -116,6 +122,7 @@ impl Locks {
 
     /// Tells which of the session's waits have ended, other than those in `known`, now or later.
     pub fn watch(&mut self, session: SessionId, known: &[u64]) -> News<u64> {
+        let known: BTreeSet<_> = known.iter().collect();
         let mut ended = self.table.ended(session);
         ended.retain(|wait| !known.contains(wait));
         self.watchers.news(session, ended)
@@ -124,6 +131,7 @@ impl Locks {
     /// Tells which rights to append of the session others wait for, other than those in `known`,
     /// now or later.
     pub fn watch_appends(&mut self, session: SessionId, known: &[InodeId]) -> News<InodeId> {
+        let known: BTreeSet<_> = known.iter().collect();
         let wanted = self.table.wanted(session).filter(|inode| !known.contains(inode));
         let wanted = wanted.take(WANTED_MAX).collect();
         self.append_watchers.news(session, wanted)

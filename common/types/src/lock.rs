@@ -1,6 +1,6 @@
 //! Locks of programs on files: their kinds, their ranges, and what one owner holds of one file.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ impl LockKind {
 }
 
 /// Bytes that a lock is on, both ends included.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct LockRange {
     /// First byte.
     pub start: u64,
@@ -67,49 +67,49 @@ impl LockRange {
 /// kinds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HeldRanges {
-    /// Last byte and kind, by first byte.
-    pieces: BTreeMap<u64, (u64, LockKind)>,
+    reads: Pieces,
+    writes: Pieces,
 }
 
 impl HeldRanges {
     /// Holds `range` as `kind` from now on, or not at all; what lay there before is cut or split.
     pub fn set(&mut self, range: LockRange, kind: Option<LockKind>) {
-        let replaced: Vec<_> = self.overlapping(range).collect();
-        for (piece, held) in replaced {
-            self.pieces.remove(&piece.start);
-            if piece.start < range.start {
-                self.pieces.insert(piece.start, (range.start - 1, held));
-            }
-            if piece.last > range.last {
-                self.pieces.insert(range.last + 1, (piece.last, held));
-            }
+        self.reads.cut(range);
+        self.writes.cut(range);
+        match kind {
+            None => {}
+            Some(LockKind::Read) => self.reads.add(range),
+            Some(LockKind::Write) => self.writes.add(range),
         }
-        let Some(kind) = kind else { return };
-        let (mut start, mut last) = (range.start, range.last);
-        if let Some((&before, &(end, held))) = self.pieces.range(..start).next_back()
-            && held == kind
-            && end + 1 == start
-        {
-            start = before;
-        }
-        if let Some(&(end, held)) = self.pieces.get(&(last + 1))
-            && held == kind
-        {
-            self.pieces.remove(&(last + 1));
-            last = end;
-        }
-        self.pieces.insert(start, (last, kind));
     }
 
     /// The pieces, in order.
     pub fn iter(&self) -> impl Iterator<Item = (LockRange, LockKind)> + '_ {
-        self.pieces.iter().map(|(&start, &(last, kind))| (LockRange { start, last }, kind))
+        self.overlapping(LockRange::WHOLE)
     }
 
-    /// The first piece that nobody else may have `kind` of `range` beside.
+    /// The pieces that have a byte of `range`, in order.
+    pub fn overlapping(
+        &self,
+        range: LockRange,
+    ) -> impl Iterator<Item = (LockRange, LockKind)> + '_ {
+        let reads = self.reads.overlapping(range).map(|piece| (piece, LockKind::Read));
+        let writes = self.writes.overlapping(range).map(|piece| (piece, LockKind::Write));
+        let (mut reads, mut writes) = (reads.peekable(), writes.peekable());
+        iter::from_fn(move || match (reads.peek(), writes.peek()) {
+            (Some((read, _)), Some((write, _))) if write.start < read.start => writes.next(),
+            (None, _) => writes.next(),
+            _ => reads.next(),
+        })
+    }
+
+    /// The first piece that nobody else may have `kind` of `range` beside. Looks at no others.
     #[must_use]
     pub fn in_the_way(&self, range: LockRange, kind: LockKind) -> Option<(LockRange, LockKind)> {
-        self.overlapping(range).filter(|(_, held)| held.excludes(kind)).last()
+        let write = self.writes.overlapping(range).next().map(|piece| (piece, LockKind::Write));
+        let read = self.reads.overlapping(range).next().filter(|_| kind == LockKind::Write);
+        let read = read.map(|piece| (piece, LockKind::Read));
+        write.into_iter().chain(read).min_by_key(|(piece, _)| piece.start)
     }
 
     /// Whether all of `range` is held as `kind` or more.
@@ -121,11 +121,9 @@ impl HeldRanges {
     /// `range` cut where what is held of it changes, with what that is, in order.
     #[must_use]
     pub fn within(&self, range: LockRange) -> Vec<(LockRange, Option<LockKind>)> {
-        let mut held: Vec<_> = self.overlapping(range).collect();
-        held.reverse();
-        let mut cut = Vec::with_capacity(2 * held.len() + 1);
+        let mut cut = Vec::new();
         let mut next = range.start;
-        for (piece, kind) in held {
+        for (piece, kind) in self.overlapping(range) {
             let Some(piece) = piece.common(range) else { continue };
             if next < piece.start {
                 cut.push((LockRange { start: next, last: piece.start - 1 }, None));
@@ -142,28 +140,62 @@ impl HeldRanges {
     /// Whether `range` lies within one piece that goes on at both sides.
     #[must_use]
     pub fn splits(&self, range: LockRange) -> bool {
-        let mut around = self.overlapping(range);
-        around.any(|(piece, _)| piece.start < range.start && range.last < piece.last)
+        let around = self.overlapping(range).next();
+        around.is_some_and(|(piece, _)| piece.start < range.start && range.last < piece.last)
     }
 
     /// How many pieces there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pieces.len()
+        self.reads.0.len() + self.writes.0.len()
     }
 
     /// Whether nothing is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.len() == 0
+    }
+}
+
+/// Pieces of one kind: the last byte of each by its first.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Pieces(BTreeMap<u64, u64>);
+
+impl Pieces {
+    /// Leaves nothing of `range`.
+    fn cut(&mut self, range: LockRange) {
+        let cut: Vec<_> = self.overlapping(range).collect();
+        for piece in cut {
+            self.0.remove(&piece.start);
+            if piece.start < range.start {
+                self.0.insert(piece.start, range.start - 1);
+            }
+            if piece.last > range.last {
+                self.0.insert(range.last + 1, piece.last);
+            }
+        }
     }
 
-    /// The pieces that have a byte of `range`, from the last to the first.
-    fn overlapping(&self, range: LockRange) -> impl Iterator<Item = (LockRange, LockKind)> + '_ {
-        let before_its_end = self.pieces.range(..=range.last).rev();
-        before_its_end
-            .map(|(&start, &(last, kind))| (LockRange { start, last }, kind))
-            .take_while(move |(piece, _)| piece.last >= range.start)
+    /// Adds `range`, of which there is nothing yet, to what it touches.
+    fn add(&mut self, range: LockRange) {
+        let LockRange { mut start, mut last } = range;
+        if let Some((&before, &end)) = self.0.range(..start).next_back()
+            && end + 1 == start
+        {
+            start = before;
+        }
+        if let Some(end) = self.0.remove(&(last + 1)) {
+            last = end;
+        }
+        self.0.insert(start, last);
+    }
+
+    /// Those that have a byte of `range`, in order.
+    fn overlapping(&self, range: LockRange) -> impl Iterator<Item = LockRange> + '_ {
+        let before = self.0.range(..range.start).next_back();
+        let first = before.filter(|&(_, &last)| last >= range.start).map(|(&start, _)| start);
+        let pieces = self.0.range(first.unwrap_or(range.start)..=range.last);
+        pieces.map(|(&start, &last)| LockRange { start, last })
     }
 }
 

@@ -2,49 +2,22 @@
 //!
 //! Somebody is in the way of all who wait: only who waits for something that was just given up can
 //! have it now.
+//!
+//! A file may have locks of as many owners as there are in all. So no question is answered by going
+//! through them: what is on some bytes is found by an index ([`Intervals`]), what is a session's by
+//! its number, and how much there is is counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::lock::{Lock, LockConflict, LockSpace};
 use millrace_types::{HeldRanges, LockKind, LockRange, SessionId};
 
-/// Whose a lock is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Owner {
-    pub(super) session: SessionId,
-    /// As the session numbers its owners.
-    pub(super) number: u64,
-}
-
-/// Somebody who waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
-    pub(super) owner: Owner,
-    pub(super) space: LockSpace,
-    pub(super) kind: LockKind,
-    pub(super) range: LockRange,
-    pub(super) process: u32,
-    pub(super) state: State,
-}
-
-/// How far a wait is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Somebody is in the way.
-    Queued,
-    /// Its turn has come: nobody else gets what it waits for until it is claimed or cancelled.
-    Reserved,
-    /// It would never have ended.
-    Deadlocked,
-}
-
-impl Wait {
-    /// Whether it is the wait for that lock.
-    pub(super) fn is_for(&self, owner: Owner, lock: &Lock) -> bool {
-        (self.owner, self.space, self.range) == (owner, lock.space, lock.range)
-            && lock.kind == Some(self.kind)
-    }
-}
+use super::{
+    intervals::{Intervals, Item},
+    piece::{Owner, Piece},
+    queue::{Queue, State, Wait},
+    steps,
+};
 
 /// What is held of an inode, and waited for.
 #[derive(Debug, Default)]
@@ -52,8 +25,10 @@ pub(super) struct InodeLocks {
     flocks: BTreeMap<Owner, Held<LockKind>>,
     appends: BTreeMap<Owner, Held<LockKind>>,
     ranges: BTreeMap<Owner, Held<HeldRanges>>,
-    /// In the order of arrival.
-    pub(super) waits: BTreeMap<u64, Wait>,
+    /// The same by where they lie.
+    index: Intervals,
+    /// While anybody waits.
+    queue: Option<Box<Queue>>,
     /// Where something was given up since it was last looked who can have it.
     given_up: Vec<(LockSpace, LockRange)>,
 }
@@ -95,7 +70,15 @@ impl InodeLocks {
             Some(LockKind::Read) => held.what.in_the_way(lock.range, LockKind::Read).is_some(),
             Some(LockKind::Write) => false,
         };
+        // What it touches may become one with it.
+        let LockRange { start, last } = lock.range;
+        let near = LockRange {
+            start: start.saturating_sub(1),
+            last: last.saturating_add(1).min(LockRange::END),
+        };
+        self.index.remove(items(owner, &held.what, near));
         held.what.set(lock.range, lock.kind);
+        self.index.insert(items(owner, &held.what, near));
         if lock.kind.is_some() {
             held.process = lock.process;
         }
@@ -128,13 +111,13 @@ impl InodeLocks {
 
     /// Whether the session holds the right to append.
     pub(super) fn may_append(&self, session: SessionId) -> bool {
-        self.appends.keys().any(|owner| owner.session == session)
+        self.appends.range(Owner::all_of(session)).next().is_some()
     }
 
     /// Whether somebody waits for the right to append, behind whoever has it.
     pub(super) fn is_append_wanted(&self) -> bool {
-        let of_appends = |wait: &&Wait| wait.space == LockSpace::Append;
-        self.waits.values().filter(of_appends).any(|wait| wait.state == State::Queued)
+        let (space, kind, range) = (LockSpace::Append, LockKind::Write, LockRange::WHOLE);
+        self.queue.iter().any(|queue| queue.is_wanted(Piece { space, kind, range }))
     }
 
     fn wholes(&self, space: LockSpace) -> Option<&BTreeMap<Owner, Held<LockKind>>> {
@@ -151,45 +134,102 @@ impl InodeLocks {
         held.is_some_and(|held| held.what.splits(lock.range))
     }
 
-    /// Every other owner whose lock, or reservation, is in the way.
+    /// Other owners whose locks, or reservations, are in the way; some more than once.
     pub(super) fn in_the_way(
         &self,
-        space: LockSpace,
         owner: Owner,
-        kind: LockKind,
-        range: LockRange,
-    ) -> Vec<Owner> {
-        let holders = self.conflicts(space, owner, kind, range).map(|(holder, _)| holder);
-        let reserved = self.reserved(space, owner, kind, range).map(|wait| wait.owner);
-        holders.chain(reserved).collect()
+        piece: Piece,
+    ) -> impl Iterator<Item = Owner> + '_ {
+        self.excluding(piece, Some(owner))
+    }
+
+    /// Owners other than `except` whose locks, or reservations, are in the way of a piece; some
+    /// more than once.
+    pub(super) fn excluding(
+        &self,
+        piece: Piece,
+        except: Option<Owner>,
+    ) -> impl Iterator<Item = Owner> + '_ {
+        let reserved = self.reserved(piece, except).map(|wait| wait.owner);
+        self.holders(piece, except).chain(reserved)
+    }
+
+    /// Whether a lock of this owner is in the way of somebody else's piece.
+    pub(super) fn is_held_by(&self, holder: Owner, piece: Piece) -> bool {
+        let held = self.ranges.get(&holder).filter(|_| piece.space == LockSpace::Range);
+        held.is_some_and(|held| held.what.in_the_way(piece.range, piece.kind).is_some())
+    }
+
+    /// Whether an owner has locks of ranges here, or reservations.
+    pub(super) fn has_ranges(&self, owner: Owner) -> bool {
+        self.ranges.contains_key(&owner) || self.reserved_of(owner).next().is_some()
+    }
+
+    /// What is reserved for an owner.
+    pub(super) fn reserved_of(&self, owner: Owner) -> impl Iterator<Item = Piece> + '_ {
+        self.queue.iter().flat_map(move |queue| queue.reserved_of(owner))
     }
 
     /// One lock, or reservation, that is in the way.
-    pub(super) fn conflict(
-        &self,
-        space: LockSpace,
-        owner: Owner,
-        kind: LockKind,
-        range: LockRange,
-    ) -> Option<LockConflict> {
+    pub(super) fn conflict(&self, owner: Owner, piece: Piece) -> Option<LockConflict> {
         let shown =
             |holder: Owner, process| if holder.session == owner.session { process } else { 0 };
-        let held = self.conflicts(space, owner, kind, range).next();
-        let held = held
-            .map(|(holder, found)| LockConflict { process: shown(holder, found.process), ..found });
-        held.or_else(|| {
-            let wait = self.reserved(space, owner, kind, range).next()?;
-            let process = shown(wait.owner, wait.process);
-            Some(LockConflict { range: wait.range, kind: wait.kind, process })
-        })
+        if let Some(holder) = self.holders(piece, Some(owner)).next() {
+            let (range, kind, process) = self.held(holder, piece)?;
+            return Some(LockConflict { range, kind, process: shown(holder, process) });
+        }
+        let wait = self.reserved(piece, Some(owner)).next()?;
+        let Piece { kind, range, .. } = wait.piece;
+        Some(LockConflict { range, kind, process: shown(wait.owner, wait.process) })
+    }
+
+    /// Where the holder is in the way of a piece first, with what, and by which process.
+    fn held(&self, holder: Owner, piece: Piece) -> Option<(LockRange, LockKind, u32)> {
+        match self.wholes(piece.space) {
+            Some(wholes) => {
+                let held = wholes.get(&holder)?;
+                Some((LockRange::WHOLE, held.what, held.process))
+            }
+            None => {
+                let held = self.ranges.get(&holder)?;
+                let (range, kind) = held.what.in_the_way(piece.range, piece.kind)?;
+                Some((range, kind, held.process))
+            }
+        }
+    }
+
+    /// A wait that is there.
+    pub(super) fn wait(&self, arrival: u64) -> Option<&Wait> {
+        self.queue.iter().find_map(|queue| queue.get(arrival))
+    }
+
+    /// The waits of a session, by their arrivals.
+    pub(super) fn waits_of(&self, session: SessionId) -> impl Iterator<Item = u64> + '_ {
+        self.queue.iter().flat_map(move |queue| queue.of_session(session))
+    }
+
+    /// Whether somebody is queued for what a piece is in the way of, if that is somebody else's.
+    pub(super) fn is_waited_for(&self, piece: Piece) -> bool {
+        self.queue.iter().any(|queue| queue.is_waited_for(piece))
+    }
+
+    /// Queues a wait that has just arrived.
+    pub(super) fn add_wait(&mut self, arrival: u64, wait: Wait) {
+        self.queue.get_or_insert_default().add(arrival, wait);
+    }
+
+    /// A wait would never end.
+    pub(super) fn fail_wait(&mut self, arrival: u64) -> Option<Wait> {
+        self.queue.as_mut()?.change(arrival, State::Deadlocked)
     }
 
     /// Takes a wait out, with what is reserved for it.
     pub(super) fn end_wait(&mut self, arrival: u64) -> Option<Wait> {
-        let wait = self.waits.remove(&arrival)?;
+        let wait = self.queue.as_mut()?.remove(arrival)?;
         if wait.state == State::Reserved {
-            self.given_up.push((wait.space, wait.range));
+            self.given_up.push((wait.piece.space, wait.piece.range));
         }
+        self.queue.take_if(|queue| queue.is_empty());
         Some(wait)
     }
 
@@ -198,116 +238,127 @@ impl InodeLocks {
         self.given_up.clear();
     }
 
-    /// Who may be able to have by now what it waits for, in the order of arrival.
-    fn candidates(&self) -> Vec<(u64, Wait)> {
-        let is_candidate = |wait: &Wait| {
-            let mut given_up = self.given_up.iter();
-            wait.state == State::Queued
-                && given_up.any(|(space, range)| *space == wait.space && range.overlaps(wait.range))
-        };
-        let candidates = self.waits.iter().filter(|(_, wait)| is_candidate(wait));
-        candidates.map(|(arrival, wait)| (*arrival, *wait)).collect()
+    /// Those who wait for something that was given up: of all who wait for the same the first one,
+    /// and for what.
+    fn candidates(&self) -> BTreeSet<(u64, Piece)> {
+        let Some(queue) = &self.queue else { return BTreeSet::new() };
+        let given_up = self.given_up.iter();
+        let pieces = given_up.flat_map(|&(space, range)| queue.wanted(space, range));
+        pieces.filter_map(|piece| Some((queue.first(piece)?, piece))).collect()
     }
 
     /// Reserves what nobody is in the way of, in the order of arrival; returns whose.
-    pub(super) fn reserve(&mut self) -> Vec<(u64, Owner)> {
-        if self.given_up.is_empty() {
-            return Vec::new();
-        }
-        let mut reserved = Vec::new();
-        let candidates = self.candidates();
+    pub(super) fn reserve(&mut self) -> Vec<(u64, Wait)> {
+        let mut next = self.candidates();
         self.given_up.clear();
-        for (arrival, wait) in candidates {
-            let Wait { owner, space, kind, range, .. } = wait;
-            let free = self.conflicts(space, owner, kind, range).next().is_none()
-                && self.reserved(space, owner, kind, range).next().is_none();
-            if free {
-                self.waits.insert(arrival, Wait { state: State::Reserved, ..wait });
-                reserved.push((arrival, owner));
+        let mut reserved = Vec::new();
+        // Who was found in the way of a piece: what others could have of it nobody needs to ask.
+        let mut only = BTreeMap::new();
+        while let Some((arrival, piece)) = next.pop_first() {
+            let wait = self.wait(arrival).map(|wait| wait.owner);
+            let holder = wait.and_then(|owner| self.in_the_way(owner, piece).next());
+            let Some(queue) = &mut self.queue else { break };
+            if holder.is_none() {
+                reserved.extend(queue.change(arrival, State::Reserved).map(|wait| (arrival, wait)));
             }
+            let behind = match (holder, only.get(&piece)) {
+                (None, None) => queue.after(piece, arrival),
+                (None, Some(&owner)) => queue.after_of(piece, owner, arrival),
+                // It is in its own way in no wait of its own.
+                (Some(holder), None) => {
+                    only.insert(piece, holder);
+                    queue.after_of(piece, holder, arrival)
+                }
+                // Each of the two is in the way of the other, and of all others.
+                (Some(_), Some(_)) => None,
+            };
+            next.extend(behind.map(|arrival| (arrival, piece)));
         }
         reserved
     }
 
-    /// Drops everything that the session holds; returns how many locks that were.
-    pub(super) fn drop_session(&mut self, session: SessionId) -> usize {
-        let before = self.len();
-        let of_session = |owner: &Owner| owner.session == session;
+    /// Drops everything that the session holds; returns how many locks of which owner in which
+    /// space that were.
+    pub(super) fn drop_session(&mut self, session: SessionId) -> Vec<(LockSpace, Owner, usize)> {
+        let mut dropped = Vec::new();
         for space in [LockSpace::Flock, LockSpace::Append] {
-            if self.wholes(space).is_some_and(|wholes| wholes.keys().any(of_session)) {
+            let wholes = match space {
+                LockSpace::Flock => &mut self.flocks,
+                _ => &mut self.appends,
+            };
+            let owners: Vec<_> =
+                wholes.range(Owner::all_of(session)).map(|(owner, _)| *owner).collect();
+            for owner in &owners {
+                steps::look();
+                wholes.remove(owner);
+            }
+            if !owners.is_empty() {
                 self.given_up.push((space, LockRange::WHOLE));
             }
+            dropped.extend(owners.into_iter().map(|owner| (space, owner, 1)));
         }
-        let ranges = self.ranges.iter().filter(|(owner, _)| of_session(owner));
-        let ranges = ranges.flat_map(|(_, held)| held.what.iter()).map(|(range, _)| range);
+        self.drop_ranges(session, &mut dropped);
+        dropped
+    }
+
+    fn drop_ranges(&mut self, session: SessionId, dropped: &mut Vec<(LockSpace, Owner, usize)>) {
+        let owners = self.ranges.range(Owner::all_of(session)).map(|(owner, _)| *owner);
         // One range over them all: there may be very many.
-        let over_all = ranges.reduce(|one, other| LockRange {
-            start: one.start.min(other.start),
-            last: one.last.max(other.last),
-        });
+        let mut over_all: Option<LockRange> = None;
+        for owner in owners.collect::<Vec<_>>() {
+            let Some(held) = self.ranges.remove(&owner) else { continue };
+            self.index.remove(items(owner, &held.what, LockRange::WHOLE));
+            for (range, _) in held.what.iter().inspect(|_| steps::look()) {
+                over_all = Some(over_all.map_or(range, |before| LockRange {
+                    start: before.start.min(range.start),
+                    last: before.last.max(range.last),
+                }));
+            }
+            dropped.push((LockSpace::Range, owner, held.what.len()));
+        }
         self.given_up.extend(over_all.map(|range| (LockSpace::Range, range)));
-        self.flocks.retain(|owner, _| owner.session != session);
-        self.appends.retain(|owner, _| owner.session != session);
-        self.ranges.retain(|owner, _| owner.session != session);
-        before - self.len()
     }
 
     /// Whether the session holds something, or waits.
     pub(super) fn has(&self, session: SessionId) -> bool {
-        let of_session = |owner: &Owner| owner.session == session;
-        self.flocks.keys().chain(self.appends.keys()).any(of_session)
-            || self.ranges.keys().any(of_session)
-            || self.waits.values().any(|wait| of_session(&wait.owner))
+        let owners = Owner::all_of(session);
+        self.flocks.range(owners.clone()).next().is_some()
+            || self.appends.range(owners.clone()).next().is_some()
+            || self.ranges.range(owners).next().is_some()
+            || self.waits_of(session).next().is_some()
     }
 
     /// Whether nothing is held or waited for.
     pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0 && self.waits.is_empty()
+        self.flocks.is_empty()
+            && self.appends.is_empty()
+            && self.ranges.is_empty()
+            && self.queue.is_none()
     }
 
-    fn len(&self) -> usize {
-        let ranges = self.ranges.values().map(|held| held.what.len()).sum::<usize>();
-        self.flocks.len() + self.appends.len() + ranges
+    /// Owners other than `except` whose locks are in the way of a piece; some more than once.
+    fn holders(&self, piece: Piece, except: Option<Owner>) -> impl Iterator<Item = Owner> + '_ {
+        let wholes = self.wholes(piece.space).into_iter().flatten().inspect(|_| steps::look());
+        let others = wholes.filter(move |(owner, _)| Some(**owner) != except);
+        // Who may write has a whole file alone: beside others everybody reads.
+        let others = others.take(if piece.kind == LockKind::Read { 1 } else { usize::MAX });
+        let others = others.filter(move |(_, held)| held.what.excludes(piece.kind));
+        let ranges = self.index.excluding(piece, except).map(|item| item.owner);
+        others.map(|(owner, _)| *owner).chain(ranges)
     }
 
-    /// Locks of others that are in the way: one of each owner.
-    fn conflicts(
-        &self,
-        space: LockSpace,
-        owner: Owner,
-        kind: LockKind,
-        range: LockRange,
-    ) -> impl Iterator<Item = (Owner, LockConflict)> + '_ {
-        let wholes = self.wholes(space).into_iter().flatten();
-        let wholes =
-            wholes.filter(move |(_, held)| held.what.excludes(kind)).map(|(owner, held)| {
-                let (range, kind) = (LockRange::WHOLE, held.what);
-                (*owner, LockConflict { range, kind, process: held.process })
-            });
-        let ranges = (space == LockSpace::Range).then_some(&self.ranges).into_iter().flatten();
-        let ranges = ranges.filter_map(move |(owner, held)| {
-            let (range, kind) = held.what.in_the_way(range, kind)?;
-            Some((*owner, LockConflict { range, kind, process: held.process }))
-        });
-        wholes.chain(ranges).filter(move |(holder, _)| *holder != owner)
+    /// Reservations of others than `except` that are in the way of a piece.
+    fn reserved(&self, piece: Piece, except: Option<Owner>) -> impl Iterator<Item = &Wait> + '_ {
+        self.queue.iter().flat_map(move |queue| queue.reserved(piece, except))
     }
+}
 
-    /// Reservations of others that are in the way.
-    fn reserved(
-        &self,
-        space: LockSpace,
-        owner: Owner,
-        kind: LockKind,
-        range: LockRange,
-    ) -> impl Iterator<Item = &Wait> + '_ {
-        self.waits.values().filter(move |wait| {
-            wait.state == State::Reserved
-                && wait.space == space
-                && wait.owner != owner
-                && wait.kind.excludes(kind)
-                && wait.range.overlaps(range)
-        })
-    }
+/// What an owner holds of some bytes.
+fn items(owner: Owner, held: &HeldRanges, range: LockRange) -> impl Iterator<Item = Item> + '_ {
+    held.overlapping(range).map(move |(range, kind)| {
+        let piece = Piece { space: LockSpace::Range, kind, range };
+        Item { piece, owner, number: 0 }
+    })
 }
 
 #[cfg(test)]
@@ -327,7 +378,13 @@ mod tests {
         Lock { inode, space, owner: number, kind, range, process: 7 }
     }
 
-    /// The numbers of those who are looked at, and of those who can have what they wait for.
+    /// Somebody waits for what the lock asks for.
+    fn wait(entry: &mut InodeLocks, arrival: u64, owner: Owner, lock: &Lock, state: State) {
+        let (piece, process) = (Piece::of(lock).unwrap(), lock.process);
+        entry.add_wait(arrival, Wait { owner, number: arrival, piece, process, state });
+    }
+
+    /// The numbers of those who are looked at first, and of those who can have what they wait for.
     fn look(entry: &mut InodeLocks) -> (Vec<u64>, Vec<u64>) {
         let candidates = entry.candidates().into_iter().map(|(arrival, _)| arrival).collect();
         (candidates, entry.reserve().into_iter().map(|(arrival, _)| arrival).collect())
@@ -340,11 +397,9 @@ mod tests {
         for number in 0..locks {
             entry.set(owner(number), &byte(number, write));
         }
-        for number in 0..waits {
-            let Lock { space, range, process, .. } = byte(number, write);
-            let (kind, state) = (LockKind::Write, State::Queued);
-            let owner = owner(locks + number);
-            entry.waits.insert(number, Wait { owner, space, kind, range, process, state });
+        for number in 1..waits {
+            let other = owner(locks + number);
+            wait(&mut entry, number, other, &byte(number, write), State::Queued);
         }
         let nobody = || (Vec::new(), Vec::new());
         assert_eq!(look(&mut entry), nobody(), "something was taken");
@@ -359,25 +414,28 @@ mod tests {
         assert_eq!(look(&mut entry), nobody(), "once");
         entry.set(owner(8), &byte(8, Some(LockKind::Read)));
         assert_eq!(look(&mut entry), (vec![8], vec![]), "others could read by now");
-        entry.waits.get_mut(&7).unwrap().state = State::Queued;
+        let reserved = entry.end_wait(7).unwrap();
+        entry.handle_claim();
+        entry.add_wait(7, Wait { state: State::Queued, ..reserved });
         entry.set(owner(7), &byte(7, write));
         assert_eq!(look(&mut entry), nobody());
         // Everybody of one of the sessions, from the first byte to the last.
-        assert_eq!(entry.drop_session(SessionId(1)), 500);
-        let even: Vec<_> = (0..waits).filter(|number| number % 2 == 0).collect();
-        assert_eq!(look(&mut entry), ((0..waits).collect(), even));
+        assert_eq!(entry.drop_session(SessionId(1)).len(), 500);
+        let even: Vec<_> = (1..waits).filter(|number| number % 2 == 0).collect();
+        assert_eq!(look(&mut entry), ((1..waits).collect(), even));
     }
 
     #[test]
     fn who_gives_up_what_is_reserved_lets_others_have_it_and_who_claims_it_does_not() {
         let write = Some(LockKind::Write);
-        let mut entry = InodeLocks::default();
-        for (arrival, state) in [(1, State::Reserved), (2, State::Queued)] {
-            let Lock { space, range, process, .. } = byte(3, write);
-            let (kind, owner) = (LockKind::Write, owner(arrival));
-            entry.waits.insert(arrival, Wait { owner, space, kind, range, process, state });
-        }
-        let mut claimed = InodeLocks { waits: entry.waits.clone(), ..InodeLocks::default() };
+        let two = || {
+            let mut entry = InodeLocks::default();
+            for (arrival, state) in [(1, State::Reserved), (2, State::Queued)] {
+                wait(&mut entry, arrival, owner(arrival), &byte(3, write), state);
+            }
+            entry
+        };
+        let (mut entry, mut claimed) = (two(), two());
         assert!(claimed.end_wait(1).is_some());
         claimed.handle_claim();
         assert_eq!(look(&mut claimed), (vec![], vec![]));

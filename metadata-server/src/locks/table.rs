@@ -8,21 +8,30 @@
 //! When its turn has come a wait is *reserved*: from then on it is in the way of others as the lock
 //! will be, until it is claimed or cancelled. So a wait that was given up changes nothing, whatever
 //! its owner held before.
+//!
+//! All of an operation is one turn of the engine, during which nobody else is served. So no
+//! operation goes through what it does not change or answer, however much one session has made
+//! there be of that; and the search for deadlocks ([`super::circles`]) has a bound.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::lock::{Lock, LockConflict, LockSpace, WAITS_PER_SESSION_MAX};
-use millrace_types::{ErrorKind, InodeId, LockKind, SessionId};
+use millrace_types::{ErrorKind, InodeId, SessionId};
 
-use super::inode::{InodeLocks, Owner, State, Wait};
+use super::{
+    circles::{Owners, Place, Search},
+    inode::InodeLocks,
+    piece::{Owner, Piece},
+    queue::{State, Wait},
+};
 
 /// The locks of all sessions.
 #[derive(Debug)]
 pub struct LockTable {
     inodes: BTreeMap<InodeId, InodeLocks>,
     sessions: BTreeMap<SessionId, SessionLocks>,
-    /// Waits in the space of ranges that are not over, by owner: the edges of who waits for whom.
-    waiting: HashMap<Owner, BTreeSet<Place>>,
+    /// What they hold and wait for in the space of ranges: the edges of who waits for whom.
+    owners: Owners,
     /// Numbers the waits in the order of their arrival.
     arrivals: u64,
     pieces: usize,
@@ -31,16 +40,17 @@ pub struct LockTable {
     news: BTreeSet<SessionId>,
     /// Sessions that hold a right to append for which somebody waits.
     wants: BTreeSet<SessionId>,
+    /// What this operation may still look at to find deadlocks.
+    looks_left: usize,
     limits: Limits,
 }
-
-/// Where a wait stands: the inode, and the number of its arrival.
-type Place = (InodeId, u64);
 
 #[derive(Debug, Default)]
 struct SessionLocks {
     /// Waits by the numbers that the session gave them.
     waits: BTreeMap<u64, Place>,
+    /// Those of them that are over: reserved, or failed.
+    ended: BTreeSet<u64>,
     /// Where it holds something, or waits.
     inodes: BTreeSet<InodeId>,
     /// Where it holds the right to append.
@@ -60,16 +70,21 @@ pub struct Limits {
     pub waits_per_session: usize,
     /// Waits of all sessions.
     pub waits: usize,
+    /// Locks, waits and owners that one operation looks at to find deadlocks. Past it there is
+    /// none, as far as it knows.
+    pub looks: usize,
 }
 
 impl Default for Limits {
-    /// What a database with a lock on each of many pages takes; in all 150 MB here.
+    /// What a database with a lock on each of many pages takes; in all 250 MB here. A search that
+    /// comes to its end takes some ten milliseconds.
     fn default() -> Self {
         Self {
             locks_per_session: 1 << 16,
             locks: 1 << 20,
             waits_per_session: WAITS_PER_SESSION_MAX,
             waits: 1 << 16,
+            looks: 1 << 17,
         }
     }
 }
@@ -90,12 +105,13 @@ impl LockTable {
         Self {
             inodes: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            waiting: HashMap::new(),
+            owners: Owners::default(),
             arrivals: 0,
             pieces: 0,
             waits: 0,
             news: BTreeSet::new(),
             wants: BTreeSet::new(),
+            looks_left: 0,
             limits,
         }
     }
@@ -111,6 +127,7 @@ impl LockTable {
     /// when the wait would never end; [`ErrorKind::NoLocks`] past the limits;
     /// [`ErrorKind::InvalidArgument`] when `wait` names a wait for another lock.
     pub fn set(&mut self, session: SessionId, lock: &Lock, wait: u64) -> Result<bool, ErrorKind> {
+        self.looks_left = self.limits.looks;
         let owner = Owner { session, number: lock.owner };
         let outcome = self.decide(owner, lock, wait);
         self.serve(lock.inode);
@@ -119,34 +136,33 @@ impl LockTable {
     }
 
     fn decide(&mut self, owner: Owner, lock: &Lock, wait: u64) -> Result<bool, ErrorKind> {
-        let Some(kind) = lock.kind else {
+        let Some(wanted) = Piece::of(lock) else {
             self.check_room(owner, lock)?;
             self.apply(owner, lock);
             return Ok(true);
         };
         let known = self.sessions.get(&owner.session).and_then(|locks| locks.waits.get(&wait));
         if let (true, Some(&place)) = (wait != 0, known) {
-            return self.claim(owner, lock, wait, place);
+            return self.claim(owner, lock, place);
         }
         self.check_room(owner, lock)?;
         let entry = self.inodes.entry(lock.inode).or_default();
-        if lock.space == LockSpace::Flock && entry.flock_of(owner).is_some_and(|held| held != kind)
-        {
+        let before = entry.flock_of(owner).filter(|_| lock.space == LockSpace::Flock);
+        if before.is_some_and(|held| held != wanted.kind) {
             self.apply(owner, &Lock { kind: None, ..*lock });
         }
-        let in_the_way = self.in_the_way(owner, lock, kind);
-        if in_the_way.is_empty() {
+        if self.is_free(lock.inode, owner, wanted) {
             self.apply(owner, lock);
-            self.break_circles(owner);
+            self.break_circles(lock.inode, &[(owner, wanted)]);
             return Ok(true);
         }
         if wait == 0 {
             return Err(ErrorKind::Locked);
         }
-        if lock.space == LockSpace::Range && self.is_circle(owner, in_the_way) {
+        if lock.space == LockSpace::Range && self.is_circle(owner, lock.inode, wanted) {
             return Err(ErrorKind::Deadlock);
         }
-        self.queue(owner, lock, kind, wait)?;
+        self.queue(owner, lock, wanted, wait)?;
         Ok(false)
     }
 
@@ -154,7 +170,8 @@ impl LockTable {
     pub fn cancel(&mut self, session: SessionId, wait: u64) {
         let place = self.sessions.get(&session).and_then(|locks| locks.waits.get(&wait));
         if let Some(&place) = place {
-            self.end_wait(session, wait, place);
+            self.looks_left = self.limits.looks;
+            self.end_wait(place);
             self.serve(place.0);
             self.tidy(place.0, session);
         }
@@ -165,7 +182,7 @@ impl LockTable {
     pub fn test(&self, session: SessionId, lock: &Lock) -> Option<LockConflict> {
         let owner = Owner { session, number: lock.owner };
         let entry = self.inodes.get(&lock.inode)?;
-        entry.conflict(lock.space, owner, lock.kind?, lock.range)
+        entry.conflict(owner, Piece::of(lock)?)
     }
 
     /// Whether the owner holds all that is asked for, or more.
@@ -178,12 +195,8 @@ impl LockTable {
     /// The session's waits that are over: reserved, or failed.
     #[must_use]
     pub fn ended(&self, session: SessionId) -> Vec<u64> {
-        let Some(locks) = self.sessions.get(&session) else { return Vec::new() };
-        let ended = locks.waits.iter().filter(|(_, (inode, arrival))| {
-            let wait = self.inodes.get(inode).and_then(|entry| entry.waits.get(arrival));
-            wait.is_some_and(|wait| wait.state != State::Queued)
-        });
-        ended.map(|(number, _)| *number).collect()
+        let ended = self.sessions.get(&session).map(|locks| &locks.ended);
+        ended.into_iter().flatten().copied().collect()
     }
 
     /// Sessions of which waits have ended since the last call.
@@ -206,29 +219,16 @@ impl LockTable {
 
     /// The session has closed the inode for good, or it is gone: so are its locks and waits there.
     pub fn handle_close(&mut self, session: SessionId, inode: InodeId) {
-        let Some(locks) = self.sessions.get(&session) else { return };
-        let here = locks.waits.iter().filter(|(_, place)| place.0 == inode);
-        let waits: Vec<_> = here.map(|(number, place)| (*number, *place)).collect();
-        for (number, place) in waits {
-            self.end_wait(session, number, place);
-        }
-        if let Some(entry) = self.inodes.get_mut(&inode) {
-            let freed = entry.drop_session(session);
-            self.pieces -= freed;
-            if let Some(locks) = self.sessions.get_mut(&session) {
-                locks.pieces -= freed;
-                locks.appends.remove(&inode);
-            }
-        }
-        self.serve(inode);
-        self.tidy(inode, session);
+        self.looks_left = self.limits.looks;
+        self.close(session, inode);
     }
 
     /// The session has ended, and with it everything that it holds or waits for.
     pub fn handle_end(&mut self, session: SessionId) {
+        self.looks_left = self.limits.looks;
         let inodes = self.sessions.get(&session).map(|locks| locks.inodes.clone());
         for inode in inodes.into_iter().flatten() {
-            self.handle_close(session, inode);
+            self.close(session, inode);
         }
         self.news.remove(&session);
         self.wants.remove(&session);
@@ -241,14 +241,8 @@ impl LockTable {
     }
 
     /// What came of a wait that is known.
-    fn claim(
-        &mut self,
-        owner: Owner,
-        lock: &Lock,
-        wait: u64,
-        place: Place,
-    ) -> Result<bool, ErrorKind> {
-        let entry = self.inodes.get(&place.0).and_then(|entry| entry.waits.get(&place.1));
+    fn claim(&mut self, owner: Owner, lock: &Lock, place: Place) -> Result<bool, ErrorKind> {
+        let entry = self.inodes.get(&place.0).and_then(|entry| entry.wait(place.1));
         let queued = entry.expect("a session's waits stand in the queues of their inodes");
         if place.0 != lock.inode || !queued.is_for(owner, lock) {
             return Err(ErrorKind::InvalidArgument);
@@ -256,18 +250,19 @@ impl LockTable {
         match queued.state {
             State::Queued => return Ok(false),
             State::Deadlocked => {
-                self.end_wait(owner.session, wait, place);
+                self.end_wait(place);
                 return Err(ErrorKind::Deadlock);
             }
             State::Reserved => {}
         }
-        self.end_wait(owner.session, wait, place);
+        let wanted = queued.piece;
+        self.end_wait(place);
         self.check_room(owner, lock)?;
         if let Some(entry) = self.inodes.get_mut(&place.0) {
             entry.handle_claim();
         }
         self.apply(owner, lock);
-        self.break_circles(owner);
+        self.break_circles(place.0, &[(owner, wanted)]);
         Ok(true)
     }
 
@@ -275,7 +270,7 @@ impl LockTable {
         &mut self,
         owner: Owner,
         lock: &Lock,
-        kind: LockKind,
+        piece: Piece,
         number: u64,
     ) -> Result<(), ErrorKind> {
         let session = self.sessions.entry(owner.session).or_default();
@@ -288,14 +283,15 @@ impl LockTable {
         session.waits.insert(number, place);
         session.inodes.insert(lock.inode);
         self.waits += 1;
-        let (space, range, process) = (lock.space, lock.range, lock.process);
-        let wait = Wait { owner, space, kind, range, process, state: State::Queued };
-        self.inodes.entry(lock.inode).or_default().waits.insert(self.arrivals, wait);
-        match space {
-            LockSpace::Range => drop(self.waiting.entry(owner).or_default().insert(place)),
+        let process = lock.process;
+        let wait = Wait { owner, number, piece, process, state: State::Queued };
+        let entry = self.inodes.entry(lock.inode).or_default();
+        entry.add_wait(self.arrivals, wait);
+        match piece.space {
+            LockSpace::Range => self.owners.wait(owner, place),
             LockSpace::Append => {
-                let holders = self.in_the_way(owner, lock, kind);
-                self.wants.extend(holders.into_iter().map(|holder| holder.session));
+                let holders = entry.in_the_way(owner, piece);
+                self.wants.extend(holders.map(|holder| holder.session));
             }
             LockSpace::Flock => {}
         }
@@ -303,24 +299,51 @@ impl LockTable {
     }
 
     /// Takes a wait out of the queue, whatever its state.
-    fn end_wait(&mut self, session: SessionId, number: u64, place: Place) {
-        if let Some(locks) = self.sessions.get_mut(&session) {
-            locks.waits.remove(&number);
-        }
+    fn end_wait(&mut self, place: Place) {
         let wait = self.inodes.get_mut(&place.0).and_then(|entry| entry.end_wait(place.1));
-        if let Some(wait) = wait {
-            self.waits -= 1;
-            self.leave_graph(wait.owner, place);
+        let Some(Wait { owner, number, piece, state, .. }) = wait else { return };
+        self.waits -= 1;
+        if let Some(locks) = self.sessions.get_mut(&owner.session) {
+            locks.waits.remove(&number);
+            locks.ended.remove(&number);
+        }
+        match state {
+            State::Reserved if piece.space == LockSpace::Range => self.owners.hold(owner, 1, 0),
+            State::Queued if piece.space == LockSpace::Range => self.owners.end_wait(owner, place),
+            State::Queued | State::Reserved | State::Deadlocked => {}
         }
     }
 
-    fn leave_graph(&mut self, owner: Owner, place: Place) {
-        if let Some(places) = self.waiting.get_mut(&owner) {
-            places.remove(&place);
-            if places.is_empty() {
-                self.waiting.remove(&owner);
+    /// The session is to be told that a wait is over.
+    fn tell(&mut self, wait: &Wait) {
+        let session = wait.owner.session;
+        self.news.insert(session);
+        if let Some(locks) = self.sessions.get_mut(&session) {
+            locks.ended.insert(wait.number);
+        }
+    }
+
+    fn close(&mut self, session: SessionId, inode: InodeId) {
+        let Some(entry) = self.inodes.get(&inode) else { return };
+        let waits: Vec<_> = entry.waits_of(session).collect();
+        for arrival in waits {
+            self.end_wait((inode, arrival));
+        }
+        let dropped = self.inodes.get_mut(&inode).map(|entry| entry.drop_session(session));
+        for (space, owner, count) in dropped.into_iter().flatten() {
+            self.pieces -= count;
+            if space == LockSpace::Range {
+                self.owners.hold(owner, count, 0);
+            }
+            if let Some(locks) = self.sessions.get_mut(&session) {
+                locks.pieces -= count;
             }
         }
+        if let Some(locks) = self.sessions.get_mut(&session) {
+            locks.appends.remove(&inode);
+        }
+        self.serve(inode);
+        self.tidy(inode, session);
     }
 
     /// Writes a lock down that nobody is in the way of.
@@ -330,6 +353,9 @@ impl LockTable {
         let session = self.sessions.entry(owner.session).or_default();
         session.inodes.insert(lock.inode);
         session.pieces = session.pieces + after - before;
+        if lock.space == LockSpace::Range {
+            self.owners.hold(owner, before, after);
+        }
         if lock.space == LockSpace::Append {
             let entry = &self.inodes[&lock.inode];
             match entry.may_append(owner.session) {
@@ -364,13 +390,15 @@ impl LockTable {
     fn serve(&mut self, inode: InodeId) {
         let Some(entry) = self.inodes.get_mut(&inode) else { return };
         let reserved = entry.reserve();
-        for &(arrival, owner) in &reserved {
-            self.leave_graph(owner, (inode, arrival));
-            self.news.insert(owner.session);
+        for (arrival, wait) in &reserved {
+            if wait.piece.space == LockSpace::Range {
+                self.owners.end_wait(wait.owner, (inode, *arrival));
+                self.owners.hold(wait.owner, 0, 1);
+            }
+            self.tell(wait);
         }
-        for (_, owner) in reserved {
-            self.break_circles(owner);
-        }
+        let gained: Vec<_> = reserved.iter().map(|(_, wait)| (wait.owner, wait.piece)).collect();
+        self.break_circles(inode, &gained);
     }
 
     /// Forgets what is empty.
@@ -389,45 +417,50 @@ impl LockTable {
         }
     }
 
-    fn in_the_way(&self, owner: Owner, lock: &Lock, kind: LockKind) -> Vec<Owner> {
-        let entry = self.inodes.get(&lock.inode);
-        entry.map_or_else(Vec::new, |entry| entry.in_the_way(lock.space, owner, kind, lock.range))
+    fn is_free(&self, inode: InodeId, owner: Owner, wanted: Piece) -> bool {
+        let entry = self.inodes.get(&inode);
+        entry.is_none_or(|entry| entry.in_the_way(owner, wanted).next().is_none())
     }
 
-    /// Whether one of these owners waits for `owner`, however many wait between them.
-    fn is_circle(&self, owner: Owner, mut next: Vec<Owner>) -> bool {
-        let mut seen = BTreeSet::new();
-        while let Some(holder) = next.pop() {
-            if holder == owner {
-                return true;
-            }
-            if !seen.insert(holder) {
-                continue;
-            }
-            for (inode, arrival) in self.waiting.get(&holder).into_iter().flatten() {
-                let entry = &self.inodes[inode];
-                let wait = &entry.waits[arrival];
-                next.extend(entry.in_the_way(wait.space, wait.owner, wait.kind, wait.range));
-            }
+    /// Whether somebody in the way of what the owner wants waits for the owner, however many wait
+    /// between them.
+    fn is_circle(&mut self, owner: Owner, inode: InodeId, wanted: Piece) -> bool {
+        // For who has nothing nobody waits.
+        self.owners.holds(owner)
+            && Search::new(owner, &self.inodes, &self.owners, &mut self.looks_left)
+                .is_circle(inode, wanted)
+    }
+
+    /// The owners have something more of an inode, which others may wait for. If one waits itself,
+    /// in another of its threads, that may have closed a circle: such a wait fails.
+    fn break_circles(&mut self, inode: InodeId, gained: &[(Owner, Piece)]) {
+        let Some(entry) = self.inodes.get(&inode) else { return };
+        let is_range = |piece: Piece| piece.space == LockSpace::Range;
+        if !gained.iter().any(|(_, piece)| is_range(*piece) && entry.is_waited_for(*piece)) {
+            return;
         }
-        false
+        for (owner, _) in gained {
+            self.break_circles_of(*owner);
+        }
     }
 
-    /// The owner has something more, which others may wait for. If it waits itself, in another of
-    /// its threads, that may have closed a circle: such a wait fails.
-    fn break_circles(&mut self, owner: Owner) {
-        let places: Vec<_> = self.waiting.get(&owner).into_iter().flatten().copied().collect();
-        for place in places {
-            let entry = &self.inodes[&place.0];
-            let wait = &entry.waits[&place.1];
-            let in_the_way = entry.in_the_way(wait.space, wait.owner, wait.kind, wait.range);
-            if !self.is_circle(owner, in_the_way) {
-                continue;
+    fn break_circles_of(&mut self, owner: Owner) {
+        let waits: Vec<_> = self.owners.waits(owner).collect();
+        if waits.is_empty() {
+            return;
+        }
+        let mut search = Search::new(owner, &self.inodes, &self.owners, &mut self.looks_left);
+        let is_circle = |(inode, arrival): &Place| {
+            let wait = self.inodes.get(inode).and_then(|entry| entry.wait(*arrival));
+            wait.is_some_and(|wait| search.is_circle(*inode, wait.piece))
+        };
+        let circles: Vec<_> = waits.into_iter().filter(is_circle).collect();
+        for place in circles {
+            self.owners.end_wait(owner, place);
+            let entry = self.inodes.get_mut(&place.0);
+            if let Some(wait) = entry.and_then(|entry| entry.fail_wait(place.1)) {
+                self.tell(&wait);
             }
-            self.leave_graph(owner, place);
-            self.news.insert(owner.session);
-            let entry = self.inodes.get_mut(&place.0).expect("it was just seen");
-            entry.waits.get_mut(&place.1).expect("it was just seen").state = State::Deadlocked;
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The rules one by one; then random steps beside a map of bytes.
 
+mod bounds;
 mod model;
 
-use millrace_types::LockRange;
+use millrace_types::{LockKind, LockRange};
 
 use super::*;
 
@@ -168,8 +169,9 @@ fn a_circle_that_a_grant_closes_fails_the_wait_that_is_in_it() {
 
 #[test]
 fn what_a_session_may_hold_and_wait_for_is_bounded_and_unlocking_always_works() {
-    let mut table =
-        LockTable::new(Limits { locks_per_session: 6, locks: 10, waits_per_session: 2, waits: 3 });
+    let (locks_per_session, locks, waits_per_session, waits) = (6, 10, 2, 3);
+    let limits = Limits { locks_per_session, locks, waits_per_session, waits, ..Limits::default() };
+    let mut table = LockTable::new(limits);
     for place in 0..5 {
         let lock = range(FILE, 1, Write, 10 * place, 10 * place + 5);
         assert_eq!(table.set(session(1), &lock, 0), Ok(true));
@@ -207,6 +209,6 @@ fn nothing_is_left_of_a_session_or_of_a_file_that_is_closed_for_good() {
     assert_eq!(table.counts(), Counts { locks: 1, waits: 0 });
     table.handle_end(session(1));
     table.handle_end(session(1));
-    assert!(table.inodes.is_empty() && table.sessions.is_empty() && table.waiting.is_empty());
+    assert!(table.inodes.is_empty() && table.sessions.is_empty() && table.owners.is_empty());
     assert_eq!((table.pieces, table.waits), (0, 0));
 }

@@ -337,7 +337,7 @@ proptest! {
             table.handle_end(SessionId(session));
         }
         prop_assert!(table.inodes.is_empty() && table.sessions.is_empty());
-        prop_assert!(table.waiting.is_empty());
+        prop_assert!(table.owners.is_empty());
         prop_assert_eq!((table.pieces, table.waits), (0, 0));
     }
 }
