@@ -4,24 +4,17 @@ use std::env;
 
 use millrace_runtime::Random;
 
-/// Runs `test` with every seed, from 1 on; a panic in it names its seed. For tests that look
-/// whether everything has happened, which not every seed brings about.
-pub(crate) fn for_each_seed(test: impl Fn(Random)) {
-    each(1, 1, test);
-}
-
-/// As [`for_each_seed`], with so many seeds where the environment does not say how many, and others
-/// each time.
-pub(crate) fn for_each_seed_of(count: u64, test: impl Fn(Random)) {
-    // Short enough to be typed.
-    each(Random::system().number() >> 24, count, test);
-}
-
-fn each(first: u64, count: u64, test: impl Fn(Random)) {
+/// Runs `test` with `count` seeds, unless the environment says how many, and others each time. A
+/// panic in it names its seed.
+pub(crate) fn for_each_seed(count: u64, test: impl Fn(Random)) {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let seeds = match number("MILLRACE_TEST_SEED") {
         Some(seed) => seed..seed + 1,
-        None => first..first + number("MILLRACE_TEST_ROUNDS").unwrap_or(count),
+        None => {
+            // Short enough to be typed.
+            let first = Random::system().number() >> 24;
+            first..first + number("MILLRACE_TEST_ROUNDS").unwrap_or(count)
+        }
     };
     for seed in seeds {
         let _named = Named(seed);

@@ -5,10 +5,11 @@ mod buckets;
 mod cluster;
 mod names;
 
-use std::{ops::Bound, time::Duration};
+use std::{collections::BTreeSet, ops::Bound, time::Duration};
 
 use millrace_metadata_server::{
     command::Command,
+    engine::StoreKind,
     namespace::{Inode, tree},
     store::{
         Pair, View, borrow, keys, prefix_end,
@@ -18,8 +19,13 @@ use millrace_metadata_server::{
 use millrace_protocol::session::{Caller, Operation};
 use millrace_runtime::Random;
 use millrace_types::{FileName, HostId, InodeId, SessionId, TargetId};
+use tempfile::TempDir;
 
-use crate::chance::{percent, pick};
+use crate::{
+    chance::{percent, pick},
+    engine::Server,
+    variants::{COMMANDS, command_name},
+};
 
 /// One command as a test gives it to the engine.
 #[derive(Clone, Debug)]
@@ -231,3 +237,29 @@ impl Commands {
 
 /// So many records of a table are picked from.
 const SEEN_MAX: usize = 400;
+
+/// The runs that draw their commands are worth something only if these are of every kind, some of
+/// which come once in two thousand.
+#[test]
+fn many_commands_are_of_every_kind_and_some_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
+    let (mut commands, time) = (Commands::new(Random::seeded(1)), server.time.clone());
+    let (executed, refused) = server.turn(move |core| {
+        let (mut executed, mut refused) = (BTreeSet::new(), 0);
+        for _ in 0..10_000 {
+            let next = commands.next(core.view());
+            time.advance(next.pause);
+            let name = command_name(&next.command);
+            match core.execute(next.operation, next.command) {
+                Ok(_) => drop(executed.insert(name)),
+                Err(_) => refused += 1,
+            }
+        }
+        (executed, refused)
+    });
+    let wanted = COMMANDS.iter().filter(|name| !["Format", "Restored"].contains(name));
+    let missing: Vec<_> = wanted.filter(|name| !executed.contains(*name)).collect();
+    assert!(missing.is_empty(), "never executed: {missing:?}");
+    assert!(refused > 0, "some commands must be refused");
+}

@@ -38,7 +38,7 @@ fn folders(server: &Server) -> Vec<&'static str> {
 
 #[test]
 fn a_start_with_another_engine_shows_the_same_and_goes_on_and_back_again() {
-    for_each_seed(|random| {
+    for_each_seed(1, |random| {
         let dir = TempDir::new().unwrap();
         let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
         let mut commands = Commands::new(random.clone());

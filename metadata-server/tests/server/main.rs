@@ -1,12 +1,12 @@
 //! The metadata server from outside: the engine with its log and stores, the operations that
 //! requests become, and a whole server with clients over the network.
 //!
-//! The random tests take their seeds and lengths from the environment:
+//! The random tests have other seeds each time, and take seeds and lengths from the environment:
 //!
 //! | variable                  | meaning                                                       |
 //! |---------------------------|---------------------------------------------------------------|
 //! | `MILLRACE_TEST_SEED`      | the one seed to run; a failure prints which it was            |
-//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run; without it one, or 200                 |
+//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run; else 1 to 200, as the test has it      |
 //! | `MILLRACE_TEST_LENGTH`    | how many times as many commands or operations a seed; else 1  |
 //! | `MILLRACE_BLESS`          | writes the golden bytes of what is new                        |
 

@@ -1,5 +1,6 @@
 //! Random operations through the server's operations layer, with a model beside it: every answer
-//! is the model's, and what must always hold does.
+//! is the model's, and what must always hold does. Seeds are others each time; of steps that fail
+//! few are left.
 
 mod acl;
 mod invariants;
@@ -7,11 +8,16 @@ mod model;
 mod names;
 mod rename;
 mod requests;
+mod steps;
 mod xattr;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet, HashSet},
+    fmt::Debug,
+    mem,
     time::Duration,
+    vec,
 };
 
 use millrace_metadata_server::{engine::StoreKind, ops};
@@ -23,16 +29,27 @@ use millrace_protocol::{
 };
 use millrace_runtime::Random;
 use millrace_types::{ChangeCount, ErrorKind, FileName, InodeId, TargetId};
+use proptest::test_runner::{Config, RngSeed, TestError, TestRunner};
 use tempfile::TempDir;
 
-use self::model::{Answer, Model, Node};
+use self::{
+    model::{Answer, Model, Node},
+    steps::{Step, Steps},
+};
 use crate::{
     chance::{for_each_seed, percent, pick, stretched},
-    engine::{Server, rebuilt},
+    engine::{ENGINES, Server, rebuilt},
     hosts::{Host, Run, register_targets},
 };
 
-const OPERATIONS: usize = 2_500;
+/// Seeds of each engine.
+const SEEDS: u64 = 2;
+/// Steps of each seed.
+const STEPS: usize = 420;
+/// A run that fails is tried so often with fewer steps, for so long: what is left by then is short
+/// enough to be read.
+const SHRINKS_MAX: u32 = 1_000;
+const SHRINKING_MAX_MS: u32 = 60_000;
 
 /// What POSIX refuses requests with, as far as it can happen here.
 const REFUSALS: [ErrorKind; 13] = [
@@ -53,6 +70,9 @@ const REFUSALS: [ErrorKind; 13] = [
 
 /// Two client hosts, the server that they use, and the model of it.
 struct Test {
+    /// What is left to do.
+    steps: vec::IntoIter<Step>,
+    /// Of the choices in the present step.
     random: Random,
     server: Server,
     hosts: [Host; 2],
@@ -62,6 +82,8 @@ struct Test {
     /// The kinds of requests that were executed, and what others were refused with.
     executed: BTreeSet<&'static str>,
     refused: HashSet<ErrorKind>,
+    /// Requests and what they are refused with are printed.
+    told: bool,
     /// A listing is under way that is compared with changes.
     listing: bool,
     /// Inodes that there were once.
@@ -71,39 +93,68 @@ struct Test {
 
 #[test]
 fn every_answer_is_the_models() {
-    for_each_seed(|random| {
-        let mut test = Test::start(random);
-        for number in 0..stretched(OPERATIONS) {
-            test.step();
-            if number % 250 == 0 {
-                test.check();
-            }
+    for store in ENGINES {
+        for_each_seed(SEEDS, |random| drop(compare(&random, store, stretched(STEPS))));
+    }
+}
+
+/// The runs are worth something only if they reach every request and every refusal, some of which
+/// happen twice in a thousand steps.
+#[test]
+fn a_long_run_reaches_every_request_and_every_refusal() {
+    let test = compare(&Random::seeded(1), StoreKind::Memory, 2_500);
+    assert_eq!(test.executed.len(), 17, "executed: {:?}", test.executed);
+    let missing: Vec<_> = REFUSALS.iter().filter(|kind| !test.refused.contains(kind)).collect();
+    assert!(missing.is_empty(), "nothing was refused with {missing:?}");
+    assert!(test.model.nodes.len() > 20 && test.gone.len() > 20, "names come and go");
+}
+
+/// Takes so many steps, drawn from a seed. Of steps that fail only those are left without which
+/// they do not, and these are taken a last time, with what they ask for printed.
+#[expect(clippy::print_stdout, reason = "the test runner shows it beside the failure")]
+fn compare(random: &Random, store: StoreKind, steps: usize) -> Test {
+    let config = Config {
+        cases: 1,
+        max_shrink_iters: SHRINKS_MAX,
+        max_shrink_time: SHRINKING_MAX_MS,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(random.number()),
+        ..Config::default()
+    };
+    let ended = RefCell::new(None);
+    let run = |steps| {
+        ended.replace(Some(Test::start(store, steps, false).go_on_to_the_end()));
+        Ok(())
+    };
+    match TestRunner::new(config).run(&Steps(steps), run) {
+        Ok(()) => ended.into_inner().expect("it has run"),
+        Err(TestError::Fail(why, left)) => {
+            println!("{} of {steps} steps are left, on {}:", left.len(), store.name());
+            drop(Test::start(store, left, true).go_on_to_the_end());
+            panic!("it failed, and does not any more: {why}");
         }
-        test.check();
-        test.compare_all();
-        test.server.restart();
-        test.compare_all();
-        test.server.contents().assert_equal(&rebuilt(&test.server.log_dir()), "in the end");
-        test.check_coverage();
-    });
+        Err(TestError::Abort(why)) => panic!("{why}"),
+    }
 }
 
 impl Test {
-    fn start(random: Random) -> Self {
+    fn start(store: StoreKind, steps: Vec<Step>, told: bool) -> Self {
         let dir = TempDir::new().unwrap();
-        let server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
+        let server = Server::start(&dir.path().join("metadata"), store);
         register_targets(&server);
         let hosts = [Host::open(&server, 1), Host::open(&server, 2)];
         let shown = hosts[0].show(&server, InodeId::ROOT).unwrap().attributes;
         let model = Model::new(Node::new(FileKind::Directory, 0o755, (0, 0), shown.born));
         let mut test = Self {
-            random,
+            steps: steps.into_iter(),
+            random: Random::seeded(0),
             server,
             hosts,
             model,
             counts: BTreeMap::new(),
             executed: BTreeSet::new(),
             refused: HashSet::new(),
+            told,
             listing: false,
             gone: Vec::new(),
             _dir: dir,
@@ -113,21 +164,53 @@ impl Test {
         test
     }
 
-    /// The clock goes on, and one operation happens.
-    fn step(&mut self) {
+    /// Takes all steps, and compares everything in the end.
+    fn go_on_to_the_end(mut self) -> Self {
+        for number in 1.. {
+            if !self.step() {
+                break;
+            }
+            if number % 100 == 0 {
+                self.check();
+            }
+        }
+        self.check();
+        self.compare_all();
+        self.server.restart();
+        self.compare_all();
+        self.server.contents().assert_equal(&rebuilt(&self.server.log_dir()), "in the end");
+        self
+    }
+
+    /// The clock goes on, and one operation happens, if one is left.
+    #[expect(clippy::print_stdout, reason = "the test runner shows it beside the failure")]
+    fn step(&mut self) -> bool {
+        let Some(step) = self.steps.next() else { return false };
+        if self.told {
+            println!("{step:?}");
+        }
+        // Another may be under way.
+        let outer = mem::replace(&mut self.random, Random::seeded(step.seed));
         self.server.time.advance(Duration::from_millis(self.random.within(1..3_000)));
         self.model.now = self.server.turn(|core| core.now());
-        self.any();
+        self.perform(step.operation);
+        self.random = outer;
+        true
     }
 
     /// Runs a request at the server; sometimes twice, because a client that heard nothing sends it
     /// again.
+    #[expect(clippy::print_stdout, reason = "the test runner shows it beside the failure")]
     fn run<R, T>(&mut self, host: usize, request: &R, operation: Run<R, T>) -> Answer<T>
     where
-        R: Clone + Send + 'static,
-        T: PartialEq + std::fmt::Debug + Send + 'static,
+        R: Clone + Debug + Send + 'static,
+        T: PartialEq + Debug + Send + 'static,
     {
         let answer = self.hosts[host].run(&self.server, request.clone(), operation);
+        if self.told {
+            let (request, answer) = (format!("{request:?}"), answer.as_ref().map(|_| ()));
+            println!("    host {host}: {request:.400}: {answer:?}");
+        }
         match &answer {
             Ok(_) => drop(self.executed.insert(std::any::type_name::<R>())),
             Err(kind) => drop(self.refused.insert(*kind)),
@@ -202,14 +285,6 @@ impl Test {
         }
     }
 
-    /// The run is worth something only if it reached every request and every refusal.
-    fn check_coverage(&self) {
-        assert_eq!(self.executed.len(), 17, "executed: {:?}", self.executed);
-        let missing: Vec<_> = REFUSALS.iter().filter(|kind| !self.refused.contains(kind)).collect();
-        assert!(missing.is_empty(), "nothing was refused with {missing:?}");
-        assert!(self.model.nodes.len() > 20 && self.gone.len() > 20, "names come and go");
-    }
-
     /// Lists a directory in pages of any size and compares names, order and attributes.
     fn list(&mut self, id: InodeId, caller: &Caller) {
         let mut listed = Vec::new();
@@ -264,6 +339,7 @@ impl Test {
                 test.model.nodes.get(&id).map(|node| node.names.clone()).unwrap_or_default()
             };
             let earlier = names(self);
+            // Without any left it is a listing like others.
             self.step();
             // A name that was taken and given again stands at the end.
             let later = names(self);

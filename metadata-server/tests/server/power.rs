@@ -57,7 +57,7 @@ use tempfile::TempDir;
 use world::{Ending, Lie, World};
 
 use crate::{
-    chance::{for_each_seed_of, percent, pick},
+    chance::{for_each_seed, percent, pick},
     commands::Commands,
     engine::{CLUSTER, Contents, ON_DISK, Server, contents, settings},
     hosts::client,
@@ -108,7 +108,7 @@ enum Said {
 
 #[test]
 fn every_start_finds_what_was_promised_whenever_the_run_before_ended() {
-    for_each_seed_of(200, |random| {
+    for_each_seed(200, |random| {
         let starts = Story::new(random, Fault::Nothing, Work::Names, None).run(12).unwrap();
         assert!(starts > 0, "some starts come to their end");
     });
@@ -118,7 +118,7 @@ fn every_start_finds_what_was_promised_whenever_the_run_before_ended() {
 #[test]
 fn every_start_finds_the_commands_that_were_promised_whatever_became_of_the_store() {
     let starts = Cell::new(0);
-    for_each_seed_of(200, |random| {
+    for_each_seed(200, |random| {
         let kind = percent(&random, 25).then(|| *pick(&random, &ON_DISK).unwrap());
         let mut story = Story::new(random, Fault::Nothing, Work::Commands, kind);
         starts.set(starts.get() + story.run(6).unwrap());

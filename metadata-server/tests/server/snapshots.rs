@@ -125,7 +125,7 @@ fn loaded(dir: &Path, index: LogIndex) -> Contents {
 #[test]
 fn a_snapshot_that_is_taken_under_load_is_the_state_at_its_index() {
     for store in ENGINES {
-        for_each_seed(|random| {
+        for_each_seed(1, |random| {
             let mut witnessed = Witnessed::start(random.clone(), store);
             witnessed.go_on(1_500);
             for _ in 0..4 {

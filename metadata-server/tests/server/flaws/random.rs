@@ -26,7 +26,7 @@ use super::{
     plant::{second_entry, with_entry, with_inode, without_entry},
 };
 use crate::{
-    chance::{for_each_seed_of, pick, stretched},
+    chance::{for_each_seed, pick, stretched},
     commands::Commands,
     engine::{ON_DISK, Server, settings},
 };
@@ -77,7 +77,7 @@ const LARGE: InodeId = InodeId(1 << 22);
 
 #[test]
 fn nothing_is_complained_of_while_everything_changes() {
-    for_each_seed_of(3, |random| {
+    for_each_seed(3, |random| {
         let dir = TempDir::new().unwrap();
         let server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
         make_large(&server, 3_000);
@@ -211,7 +211,7 @@ fn damage(view: &dyn View, random: &Random) -> Batch {
 
 #[test]
 fn damages_at_random_are_repaired_and_nothing_else_changes() {
-    for_each_seed_of(6, |random| {
+    for_each_seed(6, |random| {
         let dir = TempDir::new().unwrap();
         let store = *pick(&random, &ON_DISK).unwrap();
         let mut server = Server::start(&dir.path().join("metadata"), store);
@@ -248,7 +248,7 @@ fn damages_at_random_are_repaired_and_nothing_else_changes() {
 /// What is lost is found, whatever it is; and everything that was not lost is as it was.
 #[test]
 fn inodes_that_lose_their_names_at_random_are_all_found() {
-    for_each_seed_of(4, |random| {
+    for_each_seed(4, |random| {
         let dir = TempDir::new().unwrap();
         let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Lsm);
         let mut server = Server::start_with(settings, time);

@@ -1,4 +1,4 @@
-//! Random requests on attributes, contents and the queues of targets; and which comes next.
+//! Random requests on attributes, contents and the queues of targets.
 
 use millrace_metadata_server::ops::{self, Client};
 use millrace_protocol::{
@@ -15,42 +15,34 @@ use millrace_types::{ContentGeneration, InodeId, MIB, TargetId, Timestamp, Write
 use super::{
     Test,
     acl::{self, ACCESS, DEFAULT},
+    steps::Operation,
 };
 use crate::{
     chance::{percent, pick},
     hosts::{Host, client, run},
 };
 
-/// Makes one kind of request and compares its answer.
-type Make = fn(&mut Test);
-
 impl Test {
-    pub(super) fn any(&mut self) {
-        let weights: [(u64, Make); 17] = [
-            (18, Self::create),
-            (2, Self::create_unnamed),
-            (6, Self::make_link),
-            (14, Self::remove),
-            (12, Self::rename),
-            (10, Self::set_attributes),
-            (8, Self::open),
-            (9, Self::close),
-            (8, Self::commit),
-            (4, Self::lookup),
-            (4, Self::show),
-            (4, Self::read_directory),
-            (7, Self::set_xattr),
-            (3, Self::remove_xattr),
-            (3, Self::read_xattr),
-            (1, Self::free),
-            (1, Self::end_session),
-        ];
-        let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
-        for (weight, make) in weights {
-            match at.checked_sub(weight) {
-                Some(left) => at = left,
-                None => return make(self),
-            }
+    /// Makes a request of that kind, and compares its answer.
+    pub(super) fn perform(&mut self, operation: Operation) {
+        match operation {
+            Operation::Create => self.create(),
+            Operation::CreateUnnamed => self.create_unnamed(),
+            Operation::MakeLink => self.make_link(),
+            Operation::Remove => self.remove(),
+            Operation::Rename => self.rename(),
+            Operation::SetAttributes => self.set_attributes(),
+            Operation::Open => self.open(),
+            Operation::Close => self.close(),
+            Operation::Commit => self.commit(),
+            Operation::Lookup => self.lookup(),
+            Operation::Show => self.show(),
+            Operation::ReadDirectory => self.read_directory(),
+            Operation::SetXattr => self.set_xattr(),
+            Operation::RemoveXattr => self.remove_xattr(),
+            Operation::ReadXattr => self.read_xattr(),
+            Operation::Free => self.free(),
+            Operation::EndSession => self.end_session(),
         }
     }
 
