@@ -29,6 +29,7 @@ pub(crate) mod metadata_backup;
 pub(crate) mod metadata_restore;
 pub(crate) mod mount;
 pub(crate) mod pin;
+mod plain_http;
 mod preview;
 mod propagation;
 mod refresh_interval;

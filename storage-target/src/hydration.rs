@@ -15,6 +15,10 @@
 //! stream of its own; a sequential one waits, because what a stream gives up has been asked of the
 //! bucket already and costs a connection.
 //!
+//! Buckets tell checksums of whole objects, and of no ranges. So an object of at most a segment
+//! that lies in one chunk is fetched whole whatever is wanted of it, and no byte of it goes to
+//! anybody, or to the volume, before all of them match.
+//!
 //! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
 //! is in memory is a buffer of it, and what targets and links may have of it in segments that are
 //! not stored yet; one entry per chunk with a fetch under way.
@@ -45,7 +49,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use chunk::Chunk;
+use chunk::{Backed, Chunk};
 
 /// Blocks of one segment: 1 MiB, what one disk write moves best.
 const SEGMENT_BLOCKS: u16 = 16;
@@ -241,12 +245,16 @@ impl Hydrator {
         wanted: Wanted,
         has_turn: bool,
     ) -> Result<chunk::Registered, EngineError> {
-        let backed = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 blocks at most");
-        let reach = wanted.reach(backed);
+        let blocks = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 blocks at most");
+        let backed = Backed { blocks, is_whole: view.whole_object().is_some() };
+        let looked_at = match backed.is_whole {
+            true => 0..blocks,
+            false => wanted.first..wanted.reach(blocks),
+        };
         let looking = Looking::begin(&self.inner, FetchKey::of(view));
         loop {
             let seen = looking.with_chunk(|chunk| chunk.installs());
-            let snapshot = self.inner.volume.snapshot(view.key, wanted.first..reach).await?;
+            let snapshot = self.inner.volume.snapshot(view.key, looked_at.clone()).await?;
             let absent = |block: u16| snapshot.state(block) == BlockState::Absent;
             let registered = looking.with_chunk(|chunk| {
                 // What the volume got meanwhile is no longer in memory, and not in the snapshot.

@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use millrace_object_source::WHOLE_LEN_MAX;
 use millrace_protocol::capability::{Content, Origin};
 use millrace_types::{ChunkIndex, ChunkKey, CopyIndex, ErrorKind, Failure, WriteEpoch};
 
@@ -45,6 +46,14 @@ impl ChunkView {
             sparse: content.sparse,
             origin: content.origin.clone().map(Arc::new),
         }
+    }
+
+    /// The size of the object, if it lies in this chunk and is small enough to be fetched whole, as
+    /// it must be to be held against the bucket's checksum of it.
+    pub(crate) fn whole_object(&self) -> Option<u64> {
+        let size = self.origin.as_ref()?.size;
+        let is_here = self.start == 0 && size <= u64::from(self.chunk_size);
+        (is_here && u64::from(self.backed) <= size && size <= WHOLE_LEN_MAX).then_some(size)
     }
 
     /// Checks a range of bytes that a peer named.

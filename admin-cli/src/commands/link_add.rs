@@ -6,7 +6,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
 };
 
-use super::{auto_export, fetch_policy, propagation, refresh_interval};
+use super::{auto_export, fetch_policy, plain_http, propagation, refresh_interval};
 use crate::{
     arguments::{
         AttributesName, AutoExportName, LinkAddArguments, LinkModeName, LinkOptionArguments,
@@ -66,6 +66,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     context.output.result(&report, || {
         format!("{} shows {} ({})", shown(&report.path), shown(&report.url), report.mode)
     })?;
+    plain_http::warn(&request.bucket);
     Ok(Exit::Done)
 }
 

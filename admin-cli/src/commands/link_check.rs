@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use millrace_protocol::{admin::ListLinks, bucket::CheckLink};
 
+use super::plain_http;
 use crate::{
     arguments::LinkCheckArguments,
     context::{Context, at},
@@ -14,19 +15,21 @@ use crate::{
 /// Has every host try the bucket of one link, or of each; the exit code is 1 where one cannot use
 /// it.
 pub(crate) async fn run(context: &Context, arguments: LinkCheckArguments) -> anyhow::Result<Exit> {
-    let mut reports = Vec::new();
+    let (mut reports, mut buckets) = (Vec::new(), Vec::new());
     match &arguments.path {
         Some(path) => {
             let (connection, place) = context.operate_at(path).await?;
             let reply = connection.request(&CheckLink { path: place.clone() }).await;
             let reply = reply.context(at(path))?;
             reports.push(LinkCheckReport::new(path_text(&place), &reply));
+            buckets.push(reply.bucket);
         }
         None => {
             let connection = context.cluster().await?;
             for link in connection.request(&ListLinks {}).await?.links {
                 let reply = connection.request(&CheckLink { path: link.path.clone() }).await?;
                 reports.push(LinkCheckReport::new(path_text(&link.path), &reply));
+                buckets.push(reply.bucket);
             }
         }
     }
@@ -34,6 +37,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkCheckArguments) -> any
         true => "no links; make one with `millrace link add URL PATH`".to_owned(),
         false => reports.iter().map(words).collect::<Vec<_>>().join("\n"),
     })?;
+    buckets.iter().for_each(plain_http::warn);
     let fine = reports.iter().all(|report| report.usable);
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }

@@ -112,9 +112,9 @@ impl Bucket {
     /// Some entries of the directory `prefix` (empty, or ending in `/`), from where `after` says.
     ///
     /// A key below `prefix` that goes on after a `/` is a directory. An object whose key is
-    /// `prefix` itself is the mark that some tools make for a directory, and no entry. Where `a`
-    /// and `a/b` both exist, both an object and a directory `a` are returned, perhaps on different
-    /// pages.
+    /// `prefix` itself is the mark that some tools make for a directory, and no entry: one that has
+    /// bytes is left out. Where `a` and `a/b` both exist, both an object and a directory `a` are
+    /// returned, perhaps on different pages.
     ///
     /// # Errors
     /// [`Error::NoBucket`]; a prefix below which nothing lies is an empty page.

@@ -75,7 +75,7 @@ pub(crate) fn page(
     let mut found = Vec::with_capacity(result.contents.len() + result.common_prefixes.len());
     for contents in &result.contents {
         let key = result.decoded(&contents.key);
-        if key == prefix {
+        if key == prefix && contents.size == 0 {
             continue;
         }
         found.push((key, EntryKind::Object(contents.version(tag_of)?)));
@@ -133,7 +133,8 @@ impl ListBucketResult {
     }
 }
 
-/// A page of what was found below a prefix, in order.
+/// A page of what was found below a prefix, in order. An object that is the prefix itself marks the
+/// directory: one that has bytes is found, too, and left out, since nobody could read them.
 pub(crate) fn names(
     mut found: Vec<(String, EntryKind)>,
     prefix: &str,
@@ -142,7 +143,11 @@ pub(crate) fn names(
     let mut page = Page { next, ..Page::default() };
     found.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (key, kind) in found {
-        match name_below(&key, prefix) {
+        let name = match &kind {
+            EntryKind::Object(_) if key == prefix => Err(LeftOutReason::MarkWithBytes),
+            _ => name_below(&key, prefix),
+        };
+        match name {
             Ok(name) => page.entries.push(Entry { name, kind }),
             Err(reason) => {
                 page.skipped += 1;
@@ -245,6 +250,18 @@ mod tests {
             ]
         );
         assert_eq!(page.next, Some(Continuation(Place::Cursor("t1".to_owned()))));
+    }
+
+    #[test]
+    fn the_mark_of_a_directory_is_no_entry_and_one_with_bytes_is_left_out() {
+        let marked = |size| {
+            let answer = ANSWER.replacen("<Size>0</Size>", &format!("<Size>{size}</Size>"), 1);
+            page(&parse(answer.as_bytes()).unwrap(), "d/", tag_of).unwrap()
+        };
+        let (empty, full) = (marked(0), marked(5));
+        assert_eq!((full.skipped, &full.entries), (empty.skipped + 1, &empty.entries));
+        let mark = LeftOut { key: "d/".to_owned(), reason: LeftOutReason::MarkWithBytes };
+        assert_eq!(full.left_out, [&[mark], &empty.left_out[..]].concat());
     }
 
     #[test]

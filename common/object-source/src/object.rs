@@ -148,6 +148,8 @@ pub enum LeftOutReason {
     NotUtf8,
     /// On `file://`: it is neither a regular file nor a directory.
     SpecialFile,
+    /// It ends in a slash, as the mark of a directory, and has bytes.
+    MarkWithBytes,
 }
 
 /// Why a part of a key can be no name, if so.

@@ -1,5 +1,5 @@
 //! Names of what stands in a bucket for an upload that is not over: `.NAME.millrace-ID` beside the
-//! destination. Listings pass over them, whoever left them there.
+//! destination. Listings pass over them, whoever left them there, and lists of uploads show them.
 
 use crate::{Error, object::KEY_LEN_MAX};
 

@@ -72,7 +72,7 @@ pub enum LeftOutReason {
     NotUtf8 = 4,
     /// It is neither a regular file nor a directory (`file://`).
     SpecialFile = 5,
-    /// Other keys begin with it and a slash: the directory has its name.
+    /// Other keys begin with it and a slash, or it ends in one: the directory has its name.
     Directory = 6,
     /// All keys that begin with it: a file has the directory's name that was changed here.
     File = 7,

@@ -193,6 +193,7 @@ fn reason(found: Found) -> LeftOutReason {
         Found::TooLong => LeftOutReason::TooLong,
         Found::NotUtf8 => LeftOutReason::NotUtf8,
         Found::SpecialFile => LeftOutReason::SpecialFile,
+        Found::MarkWithBytes => LeftOutReason::Directory,
     }
 }
 

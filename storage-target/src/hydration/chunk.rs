@@ -21,6 +21,15 @@ pub(super) struct Chunk {
     installs: u64,
 }
 
+/// What the bucket backs of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backed {
+    /// The first blocks, so many.
+    pub(super) blocks: u16,
+    /// Whether it is fetched whole, at most a segment, whatever is asked of it.
+    pub(super) is_whole: bool,
+}
+
 /// The blocks that one stream still has to bring: it is at `next` and goes to `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Claim {
@@ -51,12 +60,12 @@ pub(super) enum Registered {
 }
 
 impl Chunk {
-    /// Registers for blocks. The bucket backs the first `backed_blocks`; `absent` says what the
-    /// volume lacks of the blocks up to the reach of those wanted.
+    /// Registers for blocks. `absent` says what the volume lacks of the blocks up to the reach of
+    /// those wanted, and of all that are fetched whole.
     pub(super) fn register(
         &mut self,
         wanted: Wanted,
-        backed_blocks: u16,
+        backed: Backed,
         has_turn: bool,
         absent: impl Fn(u16) -> bool,
     ) -> Registered {
@@ -86,20 +95,7 @@ impl Chunk {
                     let end = std::mem::replace(&mut self.claims[at].end, block);
                     self.claim(block, end, wanted.end)
                 }
-                None => {
-                    let reach = match wanted.sequential {
-                        true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(backed_blocks),
-                        // What a reader asks for is rounded up to what one transfer moves well.
-                        false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(backed_blocks),
-                    };
-                    let free = |at: &u16| {
-                        absent(*at)
-                            && self.segment_with(*at).is_none()
-                            && !self.claims.iter().any(|claim| claim.covers(*at))
-                    };
-                    let end = (block..reach).take_while(free).last().unwrap_or(block) + 1;
-                    self.claim(block, end, wanted.end)
-                }
+                None => self.claim_free(block, wanted, backed, &absent),
             };
             block = claim.end;
             streams.push(claim);
@@ -125,6 +121,32 @@ impl Chunk {
     /// Forgets waiters that have gone away, and the segments that they held.
     pub(super) fn forget_gone(&mut self) {
         self.waiters.retain(|waiter| !waiter.done.is_closed());
+    }
+
+    /// Claims a block that is on nobody's way, and what shall come with it.
+    fn claim_free(
+        &mut self,
+        block: u16,
+        wanted: Wanted,
+        backed: Backed,
+        absent: &impl Fn(u16) -> bool,
+    ) -> Claim {
+        let free = |at: &u16| {
+            absent(*at)
+                && self.segment_with(*at).is_none()
+                && !self.claims.iter().any(|claim| claim.covers(*at))
+        };
+        // Its first bytes come in any case: so they are kept, too.
+        if backed.is_whole && (0..backed.blocks).all(|at| free(&at)) {
+            return self.claim(0, backed.blocks, backed.blocks);
+        }
+        let reach = match wanted.sequential {
+            true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(backed.blocks),
+            // What a reader asks for is rounded up to what one transfer moves well.
+            false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(backed.blocks),
+        };
+        let end = (block..reach).take_while(free).last().unwrap_or(block) + 1;
+        self.claim(block, end, wanted.end)
     }
 
     fn claim(&mut self, next: u16, end: u16, asked_end: u16) -> Claim {

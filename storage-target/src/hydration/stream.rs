@@ -1,13 +1,14 @@
 //! One GET: its bytes into buffers, segment by segment.
 
 use std::{
+    ops::Range,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures::StreamExt;
-use millrace_object_source::{RangeBody, Tag, WHOLE_LEN_MAX, tallied};
+use millrace_object_source::{RangeBody, Tag, tallied};
 use millrace_types::{ErrorKind, Failure};
 use tokio::{sync::watch, time::timeout};
 
@@ -94,10 +95,10 @@ impl Inner {
         let end = u64::from(claim.end) * u64::from(BLOCK);
         let end = view.start + end.min(u64::from(view.backed));
         self.fetches.fetch_add(1, Ordering::Relaxed);
-        if first == 0 && end == origin.size && end <= WHOLE_LEN_MAX {
-            // One segment, which nobody gets before its last byte is there: so it can be checked.
-            let rest = bucket.get_whole(&origin.key, end, &tag).await.map_err(as_seen)?;
-            return Ok(Source { body: None, rest });
+        if let Some(size) = view.whole_object() {
+            // Nobody gets a byte before the last one is there: so all of them can be checked.
+            let whole = bucket.get_whole(&origin.key, size, &tag).await.map_err(as_seen)?;
+            return Ok(Source { body: None, rest: part_of(whole, size, first..end)? });
         }
         let body = bucket.get_range(&origin.key, first..end, &tag).await.map_err(as_seen)?;
         Ok(Source { body: Some(body), rest: Bytes::new() })
@@ -182,6 +183,18 @@ fn as_seen(error: millrace_object_source::Error) -> Failure {
         ErrorKind::NotFound => Failure { kind: ErrorKind::ObjectChanged, ..failure },
         _ => failure,
     }
+}
+
+/// A part of a whole object: what is missing here. The rest is let go of.
+fn part_of(whole: Bytes, size: u64, part: Range<u64>) -> Result<Bytes, Failure> {
+    if part == (0..size) {
+        return Ok(whole);
+    }
+    let within = |at: u64| usize::try_from(at).ok().filter(|at| *at <= whole.len());
+    let (Some(start), Some(end)) = (within(part.start), within(part.end)) else {
+        return Err(ErrorKind::BucketUnavailable.into());
+    };
+    Ok(Bytes::copy_from_slice(&whole[start..end]))
 }
 
 /// The body of a GET, cut into segments. Of a small object all has come already.

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
-use millrace_object_source::{Bucket, LinkSpec, Settings};
+use millrace_object_source::{Bucket, LinkSpec, ObjectVersion, Settings};
 use millrace_protocol::{
     capability::{Content, Origin},
     cluster,
@@ -25,6 +25,8 @@ use crate::{
     volume::{PlaceOptions, Volume},
 };
 
+mod whole;
+
 const OBJECT_LEN: usize = 10_000_001;
 
 struct World {
@@ -35,8 +37,8 @@ struct World {
     bytes: Vec<u8>,
 }
 
-fn object() -> Vec<u8> {
-    (0..OBJECT_LEN).map(|at| (at % 251).to_le_bytes()[0] ^ (at >> 16).to_le_bytes()[0]).collect()
+fn object(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251).to_le_bytes()[0] ^ (at >> 16).to_le_bytes()[0]).collect()
 }
 
 async fn open(dir: &Path) -> Arc<Volume> {
@@ -55,23 +57,34 @@ async fn open(dir: &Path) -> Arc<Volume> {
 
 impl World {
     async fn new() -> Self {
+        Self::with(object(OBJECT_LEN)).await
+    }
+
+    /// An object in a directory that plays the bucket.
+    async fn with(bytes: Vec<u8>) -> Self {
         let bucket = tempfile::tempdir().unwrap();
-        let disk = tempfile::tempdir().unwrap();
-        let bytes = object();
         fs::write(bucket.path().join("object"), &bytes).unwrap();
         let url = format!("file://{}", bucket.path().display());
         let spec = LinkSpec::new(&url, None, None, None).unwrap();
         let opened = Bucket::open(&spec, &Settings::default()).unwrap();
         let version = opened.head("object").await.unwrap().version;
+        let link = cluster::Bucket { url, endpoint: None, region: None, credentials: None };
         let links = Links::new(Settings::default());
-        links.replace(cluster::Links {
-            version: 1,
-            links: vec![cluster::Link {
-                id: LinkId(1),
-                bucket: cluster::Bucket { url, endpoint: None, region: None, credentials: None },
-                mode: cluster::LinkMode::ImportExport,
-            }],
-        });
+        Self::over(links, link, version, bytes, bucket).await
+    }
+
+    /// An object, which has these bytes, in any bucket.
+    async fn over(
+        links: Links,
+        link: cluster::Bucket,
+        version: ObjectVersion,
+        bytes: Vec<u8>,
+        bucket: tempfile::TempDir,
+    ) -> Self {
+        let disk = tempfile::tempdir().unwrap();
+        let mode = cluster::LinkMode::ImportExport;
+        let links_there = vec![cluster::Link { id: LinkId(1), bucket: link, mode }];
+        links.replace(cluster::Links { version: 1, links: links_there });
         let content = Content {
             inode: InodeId(7),
             generation: ContentGeneration(1),

@@ -238,7 +238,7 @@ fn an_object_that_is_replaced_in_the_middle_of_an_answer_is_never_mixed() -> Res
 
 #[test]
 fn a_flipped_bit_in_a_small_object_is_noticed_and_the_object_asked_for_again() -> Result<()> {
-    let names = ["first", "middle", "last", "always"];
+    let names = ["first", "middle", "last", "always", "inner"];
     let objects: Vec<_> = names.iter().map(|name| (*name, bytes(SMALL, 9))).collect();
     let world = World::start(&objects, &[])?;
     ensure!(fs::read_dir(world.set())?.count() == objects.len(), "all are listed");
@@ -250,6 +250,12 @@ fn a_flipped_bit_in_a_small_object_is_noticed_and_the_object_asked_for_again() -
         reads_as(&world, name, body, Expected::Bytes)?;
     }
     ensure!(world.proxy.done(Asked::Get, "flipped bit") == 3, "{}", world.proxy.told());
+    // It comes whole also for who begins to read behind the bit.
+    world.proxy.add(Rule::next(1, Asked::Get, Fault::FlippedBit(0)).of("set/inner"));
+    let mut read = vec![0; 4096];
+    File::open(world.set().join("inner"))?.read_exact_at(&mut read, 200_000)?;
+    ensure!(read == objects[4].1[200_000..204_096], "the middle is wrong");
+    ensure!(world.proxy.done(Asked::Get, "flipped bit") == 4, "{}", world.proxy.told());
     // Another bit each time: no two answers are alike.
     for at in 0..20 {
         let rule = Rule::next(1, Asked::Get, Fault::FlippedBit(at)).of("set/always");

@@ -182,7 +182,8 @@ fn page(result: EnumerationResults, prefix: &str) -> Result<Page, Error> {
     let mut found = Vec::with_capacity(result.blobs.blob.len() + result.blobs.blob_prefix.len());
     for blob in &result.blobs.blob {
         let key = blob.name.decoded();
-        if key == prefix || is_temporary(&key) {
+        let is_mark = key == prefix && blob.properties.size == 0;
+        if is_mark || is_temporary(&key) {
             continue;
         }
         found.push((key, EntryKind::Object(version_of(blob)?)));
@@ -209,6 +210,7 @@ fn next_of(marker: &str) -> Option<Continuation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LeftOutReason;
 
     const ANSWER: &str = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?>\
 <EnumerationResults ServiceEndpoint=\"https://a.blob.core.windows.net/\" ContainerName=\"c\">\
@@ -235,6 +237,22 @@ mod tests {
         assert_eq!(version.modified.seconds(), 1_795_520_759);
         assert_eq!((page.skipped, page.left_out[0].key.as_str()), (1, "d/bell\u{7}"));
         assert_eq!(page.next, Some(Continuation::cursor("2!8")));
+    }
+
+    #[test]
+    fn the_mark_of_a_directory_is_no_entry_and_one_with_bytes_is_left_out() {
+        for (size, expected) in [(0, &[][..]), (7, &[("d/", LeftOutReason::MarkWithBytes)])] {
+            let answer = format!(
+                "<EnumerationResults><Blobs><Blob><Name>d/</Name><Properties>\
+                 <Last-Modified>Tue, 24 Nov 2026 11:45:59 GMT</Last-Modified><Etag>0x1</Etag>\
+                 <Content-Length>{size}</Content-Length></Properties></Blob></Blobs>\
+                 <NextMarker/></EnumerationResults>"
+            );
+            let page = page(parse(answer.as_bytes()).unwrap(), "d/").unwrap();
+            let told = page.left_out.iter().map(|out| (out.key.as_str(), out.reason));
+            assert_eq!(told.collect::<Vec<_>>(), expected);
+            assert_eq!((page.skipped, page.entries.len()), (expected.len() as u64, 0));
+        }
     }
 
     #[test]

@@ -77,13 +77,13 @@ fn names(
         if bytes == b"." || bytes == b".." {
             continue;
         }
-        let is_usable = match entry.file_type() {
-            FileType::Unknown => type_of(directory, bytes).is_some(),
-            other => matches!(other, FileType::RegularFile | FileType::Directory),
+        let kind = match entry.file_type() {
+            FileType::Unknown => type_of(directory, bytes),
+            other => usable(other),
         };
         let name = match std::str::from_utf8(bytes) {
             Err(_) => Err(LeftOutReason::NotUtf8),
-            Ok(_) if !is_usable => Err(LeftOutReason::SpecialFile),
+            Ok(_) if kind.is_none() => Err(LeftOutReason::SpecialFile),
             Ok(name) => reason_against(name).map_or(Ok(name), Err),
         };
         let name = match name {
@@ -97,7 +97,9 @@ fn names(
                 continue;
             }
         };
-        if is_temporary(name) || after.is_some_and(|after| name <= after) {
+        // An upload is a file: a directory of such a name is somebody's.
+        let is_upload = is_temporary(name) && kind != Some(FileType::Directory);
+        if is_upload || after.is_some_and(|after| name <= after) {
             continue;
         }
         lowest.push(name.to_owned());
@@ -110,7 +112,10 @@ fn names(
 
 fn type_of(directory: &OwnedFd, name: &[u8]) -> Option<FileType> {
     let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
+    usable(FileType::from_raw_mode(stat.st_mode))
+}
+
+fn usable(kind: FileType) -> Option<FileType> {
     matches!(kind, FileType::RegularFile | FileType::Directory).then_some(kind)
 }
 

@@ -10,7 +10,8 @@ use std::{
 
 use rustix::{
     fs::{
-        Access, AtFlags, Dir, Mode, OFlags, ResolveFlags, accessat, fstat, mkdirat, open, openat2,
+        Access, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, accessat, fstat, mkdirat, open,
+        openat2,
     },
     io::Errno,
 };
@@ -233,7 +234,8 @@ fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        let is_left = std::str::from_utf8(name).is_ok_and(is_temporary);
+        let is_left = entry.file_type() != FileType::Directory
+            && std::str::from_utf8(name).is_ok_and(is_temporary);
         if name != b"." && name != b".." && !is_left {
             return Ok(false);
         }

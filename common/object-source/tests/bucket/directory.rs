@@ -68,6 +68,24 @@ async fn links_special_files_and_unreadable_names_are_counted_and_never_followed
 }
 
 #[tokio::test]
+async fn a_file_of_an_uploads_name_is_an_upload_and_a_directory_of_it_is_a_directory() {
+    let root = tempfile::tempdir().unwrap();
+    let [file, directory] = [".a.millrace-0123456789abcdef", ".b.millrace-0123456789abcdef"];
+    fs::write(root.path().join(file), b"bytes").unwrap();
+    fs::create_dir(root.path().join(directory)).unwrap();
+    fs::write(root.path().join(directory).join("inner"), b"bytes").unwrap();
+    let bucket = open(root.path());
+    let page = bucket.list_directory("", None).await.unwrap();
+    let names: Vec<_> = page.entries.iter().map(|entry| entry.name.to_string()).collect();
+    assert_eq!((names, page.skipped), (vec![directory.to_owned()], 0));
+    let below = bucket.list_directory(&format!("{directory}/"), None).await.unwrap();
+    assert_eq!(below.entries.len(), 1);
+    // Whoever put it there: it is told as an upload to its name.
+    let told = bucket.list_uploads_below("", None).await.unwrap().uploads;
+    assert_eq!(told.iter().map(|upload| upload.key.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[tokio::test]
 async fn a_file_that_changes_under_a_reader_is_an_error_and_no_mix() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("file");

@@ -11,8 +11,8 @@ use std::{
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, Error, LinkSpec, Metadata, PosixAttributes, RequestClass, Settings,
-    StoredSymlink, UploadId, UploadedPart,
+    Bucket, Condition, Error, LeftOut, LeftOutReason, LinkSpec, Metadata, Page, PosixAttributes,
+    RequestClass, Settings, StoredSymlink, UploadId, UploadedPart,
 };
 use millrace_tests::google::{BUCKET, GoogleServer, READER, Trouble, WRITER};
 use millrace_types::MIB;
@@ -157,6 +157,22 @@ async fn symbolic_links_of_googles_tools_are_known_and_ours_are_made_for_all_of_
     }
     let head = world.bucket.head("ours").await.unwrap();
     assert_eq!(head.symlink(), Some(StoredSymlink::Content));
+}
+
+#[tokio::test]
+async fn the_mark_of_a_directory_that_has_bytes_is_left_out_and_stays() {
+    let world = World::new();
+    for (key, body) in [("dir/", "bytes"), ("dir/key", "x"), ("empty/", "")] {
+        world.server.put(key, body.as_bytes());
+    }
+    let page = world.bucket.list_directory("dir/", None).await.unwrap();
+    assert_eq!((page.entries.len(), page.skipped), (1, 1));
+    let mark = LeftOut { key: "dir/".to_owned(), reason: LeftOutReason::MarkWithBytes };
+    assert_eq!(page.left_out, [mark]);
+    assert_eq!(world.bucket.list_directory("empty/", None).await.unwrap(), Page::default());
+    assert!(!world.bucket.unmark_directory("dir/").await.unwrap());
+    world.bucket.mark_directory("dir/", &Metadata::default()).await.unwrap();
+    assert_eq!(&world.server.get("dir/").unwrap()[..], b"bytes");
 }
 
 #[tokio::test]

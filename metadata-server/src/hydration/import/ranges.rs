@@ -189,7 +189,8 @@ impl Ranges {
         let last_name = last_name(page, prefix);
         let belongs = |key: &[u8]| {
             let name = name_of(key);
-            key > range.at.as_slice() && range.until.as_deref().is_none_or(|until| name <= until)
+            let is_behind = key > range.at.as_slice() || (key.is_empty() && range.at.is_empty());
+            is_behind && range.until.as_deref().is_none_or(|until| name <= until)
         };
         page.entries.retain(|entry| {
             let key = key_of(entry);
@@ -397,17 +398,21 @@ fn key_of(entry: &Entry) -> Vec<u8> {
     key
 }
 
+/// Nothing, of the directory's own mark.
 fn below<'a>(out: &'a LeftOut, prefix: &str) -> &'a [u8] {
     out.key.strip_prefix(prefix).unwrap_or(&out.key).as_bytes()
 }
 
-/// The least and the greatest key of a page.
+/// The least and the greatest key of a page, but for the directory's own mark: that comes before
+/// all names and says nothing of where they lie.
 fn ends(page: &Page, prefix: &str) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     // Both lists are in order.
     let entries = [page.entries.first(), page.entries.last()].map(|entry| entry.map(key_of));
     let [first, last] = entries;
-    let out = |out: Option<&LeftOut>| out.map(|out| below(out, prefix).to_vec());
-    let (out_first, out_last) = (out(page.left_out.first()), out(page.left_out.last()));
+    let mut out = page.left_out.iter().map(|out| below(out, prefix)).filter(|key| !key.is_empty());
+    let out_first = out.next();
+    let [out_first, out_last] = [out_first, out.next_back().or(out_first)];
+    let [out_first, out_last] = [out_first, out_last].map(|key| key.map(<[u8]>::to_vec));
     (first.into_iter().chain(out_first).min(), last.max(out_last))
 }
 

@@ -2,7 +2,9 @@
 
 use std::os::unix::fs::symlink;
 
-use millrace_object_source::{Entry, EntryKind, ObjectVersion, Page, Tag};
+use millrace_object_source::{
+    Entry, EntryKind, LeftOut, LeftOutReason as Reason, ObjectVersion, Page, Tag,
+};
 use millrace_protocol::{
     admin::{JobKind, JobState, StartJob},
     cluster::LinkMode,
@@ -41,10 +43,15 @@ fn object() -> EntryKind {
 
 /// Imports one page of a listing of `/data`, asked for now; tells what it left out.
 async fn import(world: &World, entries: Vec<Entry>) -> Vec<LeftOutKey> {
+    import_page(world, Page { entries, ..Page::default() }).await
+}
+
+async fn import_page(world: &World, page: Page) -> Vec<LeftOutKey> {
     let data = world.find("/data").await.unwrap().id;
     let linked = world.server.read(move |view| linked(view, data)).await.unwrap().unwrap();
-    let (found, shadowed) = entries::of_page(&Page { entries, ..Page::default() }, &linked);
+    let (found, shadowed) = entries::of_page(&page, &linked);
     let mut tray = Tray::default();
+    tray.add_page(page.skipped, &page.left_out);
     for key in shadowed {
         tray.add(&key, LeftOutReason::Directory);
     }
@@ -73,6 +80,21 @@ async fn a_directory_takes_the_place_of_the_object_of_its_name_whichever_page_co
         assert_eq!(world.find("/data/a").await.unwrap().id, a.id, "nothing changes any more");
         assert!(import(&world, vec![entry("a", EntryKind::Directory)]).await.is_empty());
     }
+}
+
+#[tokio::test]
+async fn the_bytes_of_the_mark_of_a_directory_are_told_until_they_are_gone() {
+    let world = World::new(LinkMode::Import).await;
+    let mark = LeftOut { key: "data/".to_owned(), reason: Reason::MarkWithBytes };
+    let entries = vec![entry("a", object())];
+    let page = Page { entries, skipped: 1, left_out: vec![mark], next: None };
+    let told = LeftOutKey { key: "data/".to_owned(), reason: LeftOutReason::Directory };
+    assert_eq!(import_page(&world, page.clone()).await, std::slice::from_ref(&told));
+    let reply = show(&world, &ROOT, "/data").await.unwrap();
+    assert_eq!((reply.directories[0].keys, &reply.directories[0].first), (1, &vec![told]));
+    assert_eq!(world.find("/data").await.unwrap().size, 1, "what lies beside it is there");
+    let entries = page.entries;
+    assert!(import_page(&world, Page { entries, ..Page::default() }).await.is_empty());
 }
 
 #[tokio::test]

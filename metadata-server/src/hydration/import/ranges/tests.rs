@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A bucket's directory, by key below its prefix; names that end in a slash are directories.
+/// A bucket's directory, by key below its prefix; names that end in a slash are directories, and no
+/// name is its own mark.
 struct Directory {
     keys: Vec<String>,
     page_len: usize,
@@ -125,6 +126,7 @@ fn key() -> impl Strategy<Value = String> {
         "[\u{e0}-\u{ff}a~]{1,3}",
         "[0-9a-f]{1,12}",
         Just("..".to_owned()),
+        Just(String::new()),
         Just("a-b".to_owned()),
         "[a-c]{1,2}-[0-9]{1,3}/?",
     ]
@@ -198,6 +200,21 @@ fn a_directory_of_many_names_is_listed_in_parallel_and_cuts_cost_few_requests() 
         assert!(directory.requests < 200, "{} for 100 pages", directory.requests);
         assert!(rounds < 75, "{rounds} one after the other");
     }
+}
+
+#[test]
+fn a_directory_whose_mark_has_bytes_is_cut_as_others_are() {
+    let requests = |mark: Option<&str>| {
+        let names = (0..100_000).map(|nth| format!("sample-{nth:010}.jpg"));
+        let mut directory = Directory::new(names.chain(mark.map(str::to_owned)), 1000);
+        let (found, most) = list(&mut directory, |_| 0);
+        assert_eq!(found, once(&directory));
+        (directory.requests, most)
+    };
+    let (without, most) = requests(None);
+    let (with, most_with) = requests(Some(""));
+    assert_eq!(most_with, most);
+    assert!(with <= without + 2, "{with} requests, and {without} without a mark");
 }
 
 #[test]
