@@ -28,10 +28,8 @@ mod pin;
 mod selection;
 mod target;
 
-#[cfg(test)]
-pub(crate) use bucket::HostCheckReport;
 pub(crate) use bucket::{
-    AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport,
+    AutoExportReport, ConflictReport, FetchReport, HostCheckReport, LeftOutReport, LinkCheckReport,
     PropagationReport, RefreshReport, RemovalReport,
 };
 pub(crate) use detail::{CountsReport, DirectoriesReport, EarlierLook};

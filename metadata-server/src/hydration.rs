@@ -10,9 +10,9 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], `removal`, `sweep`, [`parts`], [`spread`], `holdings`, [`state`], [`report`],
-//! [`requests`], `left_out`, `changed`, `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`,
-//! [`jobs`].
+//! [`links`], `trials`, `removal`, `sweep`, [`parts`], [`spread`], `holdings`, [`state`],
+//! [`report`], [`requests`], `left_out`, `changed`, `refresher`, `ahead`, `conflicts`,
+//! `destination`, `own`, `exporting`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use millrace_protocol::{
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
     bucket::{
-        AutoExport, CheckLink, CheckLinkReply, DeletePropagation, FileReply, ListUploads,
-        SetAutoExport, SetDeletePropagation, ShowFile, UploadsReply,
+        AutoExport, DeletePropagation, FileReply, ListUploads, SetAutoExport, SetDeletePropagation,
+        ShowFile, TryLink, TryLinkReply, UploadsReply,
     },
     by_state::{StartByState, StatesReply},
     file_list::{AppendFiles, FilesReply},
@@ -69,6 +69,7 @@ pub mod state;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod trials;
 pub mod uploads;
 pub mod walk;
 
@@ -318,8 +319,8 @@ impl<E: Environment> Hydration<E> {
     ///
     /// # Errors
     /// When the directory is not the top of a link.
-    pub async fn check_link(&self, request: &CheckLink) -> Result<CheckLinkReply, Failure> {
-        links::check(&*self.environment, &self.importer, request).await
+    pub async fn try_link(&self, request: &TryLink) -> Result<TryLinkReply, Failure> {
+        trials::try_link(&*self.environment, &self.importer, request).await
     }
 
     /// Uploads that were begun below a link and not ended: see [`uploads::list`].

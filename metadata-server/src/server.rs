@@ -39,6 +39,7 @@ mod recalls;
 mod roles;
 mod rooms;
 mod states;
+mod trials;
 mod upkeep;
 
 pub use backup::Backups;

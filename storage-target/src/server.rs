@@ -12,7 +12,7 @@ use millrace_protocol::{
     tallied::Tallied,
     target::{
         CheckBucket, Hydrate, MarkExported, MarkExportedAt, Presence, Release, StoreInline,
-        StoreObject, Trim, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+        StoreObject, Trim, TryBucket, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -155,6 +155,16 @@ impl TargetService {
         }
     }
 
+    async fn try_bucket(&self, call: IncomingCall) {
+        let daemon = &self.daemon;
+        if call.kind() == RequestKind::CheckBucket {
+            answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
+                .await;
+        } else {
+            answer::<TryBucket, _>(call, async |request| daemon.try_bucket(&request).await).await;
+        }
+    }
+
     async fn control(&self, call: IncomingCall) {
         let daemon = &self.daemon;
         match call.kind() {
@@ -195,10 +205,7 @@ impl TargetService {
             | RequestKind::UploadObjectTo
             | RequestKind::StoreObject => self.upload(call).await,
             RequestKind::MarkExported | RequestKind::MarkExportedAt => self.mark(call).await,
-            RequestKind::CheckBucket => {
-                answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
-                    .await;
-            }
+            RequestKind::CheckBucket | RequestKind::TryBucket => self.try_bucket(call).await,
             RequestKind::CountRequests => {
                 answer::<CountRequests, _>(call, async |request| {
                     Ok(daemon.count_requests(&request))
@@ -259,6 +266,7 @@ impl Service for TargetService {
                     | RequestKind::MarkExported
                     | RequestKind::MarkExportedAt
                     | RequestKind::CheckBucket
+                    | RequestKind::TryBucket
                     | RequestKind::CountRequests
                     | RequestKind::Tallied
                     | RequestKind::DescribeTarget

@@ -264,6 +264,7 @@ fn an_operator_sees_who_reaches_a_bucket_and_what_changed_on_both_sides() -> Res
     let hosts = checked[0]["hosts"].as_array().context("a list")?;
     ensure!(checked[0]["usable"] == true && hosts.len() == 3, "{checked}");
     ensure!(hosts.iter().all(|host| host["error"].is_null()), "{checked}");
+    ensure!(hosts.iter().all(|host| host["untried"] == serde_json::json!([])), "{checked}");
     proxy.set(Weather::Down);
     let said = cluster.cli(&["link", "check", "mr:/set"])?;
     ensure!(said.code == Some(1) && said.stdout.contains("cannot be read and written"), "{said}");

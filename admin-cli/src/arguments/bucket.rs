@@ -53,9 +53,10 @@ pub enum ConflictsCommand {
 }
 
 pub(super) const LINK_CHECK_HELP: &str = "\
-The metadata server and every target daemon list one key under the link's prefix; for a link of mode
-import-export they also begin an upload and give it up. Nothing is stored. Exit code 1: one of them
-cannot.
+The metadata server and every target daemon list the first keys under the link's prefix and read the
+beginning of an object there; for a link of mode import-export they also begin an upload and give it
+up, and with --propagate-deletes the metadata server asks for the deletion of a key that is not
+there. Nothing is stored, and nothing deleted. Exit code 1: one of them cannot.
 
 Examples:
   millrace link check

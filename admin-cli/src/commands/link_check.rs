@@ -1,16 +1,25 @@
 //! `millrace link check [PATH]`.
 
 use anyhow::Context as _;
-use millrace_protocol::{admin::ListLinks, bucket::CheckLink};
+use millrace_protocol::{
+    admin::{ListLinks, PathBytes},
+    bucket::{CheckLink, HostCheck, HostTrial, TryLink, TryLinkReply},
+    target::Tried,
+};
+use millrace_types::{ErrorKind, Failure};
 
 use super::plain_http;
 use crate::{
     arguments::LinkCheckArguments,
+    connection::Connection,
     context::{Context, at},
     exit::Exit,
     output::{path_text, shown},
-    report::LinkCheckReport,
+    report::{HostCheckReport, LinkCheckReport},
 };
+
+/// What a metadata server from before [`TryLink`] has nobody try.
+const OLDER: &str = "reading was not tried: the metadata server is older than that, upgrade it";
 
 /// Has every host try the bucket of one link, or of each; the exit code is 1 where one cannot use
 /// it.
@@ -19,15 +28,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkCheckArguments) -> any
     match &arguments.path {
         Some(path) => {
             let (connection, place) = context.operate_at(path).await?;
-            let reply = connection.request(&CheckLink { path: place.clone() }).await;
-            let reply = reply.context(at(path))?;
+            let reply = try_link(&connection, &place).await.context(at(path))?;
             reports.push(LinkCheckReport::new(path_text(&place), &reply));
             buckets.push(reply.bucket);
         }
         None => {
             let connection = context.cluster().await?;
             for link in connection.request(&ListLinks {}).await?.links {
-                let reply = connection.request(&CheckLink { path: link.path.clone() }).await?;
+                let reply = try_link(&connection, &link.path).await?;
                 reports.push(LinkCheckReport::new(path_text(&link.path), &reply));
                 buckets.push(reply.bucket);
             }
@@ -42,6 +50,21 @@ pub(crate) async fn run(context: &Context, arguments: LinkCheckArguments) -> any
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
+async fn try_link(connection: &Connection, path: &PathBytes) -> Result<TryLinkReply, Failure> {
+    match connection.request(&TryLink { path: path.clone() }).await {
+        Err(failure) if failure.kind == ErrorKind::NotSupported => {}
+        answer => return answer,
+    }
+    let reply = connection.request(&CheckLink { path: path.clone() }).await?;
+    let trial = |HostCheck { host, took_ms, result }| {
+        let tried = |()| Tried { deletes: false, untried: vec![OLDER.to_owned()] };
+        let result = result.map(tried);
+        HostTrial { host, took_ms, result }
+    };
+    let hosts = reply.hosts.into_iter().map(trial).collect();
+    Ok(TryLinkReply { bucket: reply.bucket, mode: reply.mode, hosts })
+}
+
 fn words(report: &LinkCheckReport) -> String {
     let used = if report.mode == "import-export" { "read and written" } else { "read" };
     let (path, url) = (shown(&report.path), shown(&report.url));
@@ -50,16 +73,27 @@ fn words(report: &LinkCheckReport) -> String {
         false => format!("{path}: {url} cannot be {used} by every host"),
     };
     for host in &report.hosts {
-        let said = shown(host.error.as_deref().unwrap_or("fine"));
-        text.push_str(&format!("\n  {} ({} ms): {said}", shown(&host.host), host.took_ms));
+        let said = host.error.as_deref().map_or_else(|| fine(host), str::to_owned);
+        text.push_str(&format!(
+            "\n  {} ({} ms): {}",
+            shown(&host.host),
+            host.took_ms,
+            shown(&said)
+        ));
     }
     text
 }
 
+fn fine(host: &HostCheckReport) -> String {
+    let fine = if host.deletes { "fine, and may delete" } else { "fine" };
+    match host.untried.is_empty() {
+        true => fine.to_owned(),
+        false => format!("{fine}, but {}", host.untried.join("; ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::report::HostCheckReport;
-
     use super::*;
 
     #[test]
@@ -68,6 +102,8 @@ mod tests {
             host: host.to_owned(),
             took_ms: 12,
             error: error.map(str::to_owned),
+            deletes: false,
+            untried: Vec::new(),
         };
         let mut report = LinkCheckReport {
             path: "/train".to_owned(),
@@ -79,6 +115,12 @@ mod tests {
         let fine = words(&report);
         assert!(fine.starts_with("/train: s3://b/train can be read by every host\n"), "{fine}");
         assert!(fine.ends_with("  the metadata server (12 ms): fine"), "{fine}");
+        report.hosts[0].untried = vec!["reading was not tried: nothing there to read".to_owned()];
+        let fine = words(&report);
+        assert!(fine.contains("can be read by every host\n"), "{fine}");
+        assert!(fine.ends_with("fine, but reading was not tried: nothing there to read"), "{fine}");
+        report.hosts[0].deletes = true;
+        assert!(words(&report).contains("(12 ms): fine, and may delete, but reading was not"));
         report.usable = false;
         report.hosts.push(host("target host a", Some("no such bucket")));
         assert!(words(&report).ends_with("target host a (12 ms): no such bucket"));

@@ -3,7 +3,7 @@
 use millrace_protocol::{
     admin::Removal,
     ahead::{FetchPolicy, LinkFetches},
-    bucket::{AutoExport, CheckLinkReply, Conflict, DeletePropagation},
+    bucket::{AutoExport, Conflict, DeletePropagation, TryLinkReply},
     left_out::{LeftOutKey, LeftOutReply},
     refresh::RefreshInterval,
 };
@@ -30,6 +30,10 @@ pub(crate) struct HostCheckReport {
     pub(crate) took_ms: u32,
     /// Why not.
     pub(crate) error: Option<String>,
+    /// Whether it tried to delete, and may.
+    pub(crate) deletes: bool,
+    /// What could not be tried, and why.
+    pub(crate) untried: Vec<String>,
 }
 
 /// Keys that can be no names here.
@@ -197,17 +201,19 @@ impl From<&LinkFetches> for FetchReport {
 }
 
 impl LinkCheckReport {
-    pub(crate) fn new(path: String, reply: &CheckLinkReply) -> Self {
-        let hosts = reply.hosts.iter().map(|checked| HostCheckReport {
-            host: checked.host.clone(),
-            took_ms: checked.took_ms,
-            error: checked.result.as_ref().err().map(ToString::to_string),
+    pub(crate) fn new(path: String, reply: &TryLinkReply) -> Self {
+        let hosts = reply.hosts.iter().map(|tried| HostCheckReport {
+            host: tried.host.clone(),
+            took_ms: tried.took_ms,
+            error: tried.result.as_ref().err().map(ToString::to_string),
+            deletes: tried.result.as_ref().is_ok_and(|tried| tried.deletes),
+            untried: tried.result.as_ref().map_or_else(|_| Vec::new(), |said| said.untried.clone()),
         });
         Self {
             path,
             url: reply.bucket.url.clone(),
             mode: mode_name(reply.mode),
-            usable: reply.hosts.iter().all(|checked| checked.result.is_ok()),
+            usable: reply.hosts.iter().all(|tried| tried.result.is_ok()),
             hosts: hosts.collect(),
         }
     }

@@ -24,6 +24,7 @@ use self::fallback::{held, unmark};
 mod absence;
 mod body;
 mod fallback;
+mod trial;
 
 /// What a part that is streamed counts for among the bytes in flight: no more is in memory.
 const STREAM_WINDOW: u64 = 8 * MIB;
@@ -547,22 +548,6 @@ impl Bucket {
         match result {
             Err(Error::NoUpload { .. } | Error::NotFound { .. }) => Ok(()),
             other => other,
-        }
-    }
-
-    /// Finds out whether this host can list `prefix`, and with `write` whether it can begin an
-    /// upload there. Repeats nothing and takes at most [`Settings::check_timeout`].
-    ///
-    /// # Errors
-    /// A sentence that says what is wrong: name not found, connection refused, certificate not
-    /// trusted, no credentials, access denied, another region, no such bucket or directory.
-    pub async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
-        check_prefix(prefix)?;
-        match &self.kind {
-            Kind::S3(s3) => s3.check(prefix, write).await,
-            Kind::Google(google) => Box::pin(google.check(prefix, write)).await,
-            Kind::Azure(azure) => Box::pin(azure.check(prefix, write)).await,
-            Kind::Directory(directory) => directory.check(write).await,
         }
     }
 }

@@ -21,7 +21,7 @@ use millrace_types::Crc32c;
 use self::tree::Tree;
 use crate::{
     Condition, Continuation, Counters, Error, Head, Metadata, ObjectVersion, Page, RequestClass,
-    Tag, UploadId, UploadsPage,
+    Tag, Trial, Untried, UploadId, UploadsPage,
 };
 
 mod list;
@@ -208,8 +208,14 @@ impl Directory {
         self.blocking(RequestClass::Upload, move |tree| write::abort(tree, &key, &upload)).await
     }
 
-    pub(crate) async fn check(&self, write: bool) -> Result<(), Error> {
-        self.blocking(RequestClass::Other, move |tree| tree.check(write)).await
+    pub(crate) async fn try_out(&self, trial: Trial) -> Result<Vec<Untried>, Error> {
+        let work = move |tree: &Tree| {
+            // Names are deleted by who may write to their directory.
+            tree.check(trial.write || trial.delete)?;
+            let lacks = trial.read && !read::something(tree)?;
+            Ok(if lacks { vec![Untried::NothingToRead] } else { Vec::new() })
+        };
+        self.blocking(RequestClass::Other, work).await
     }
 
     fn sent(&self, body: &[Bytes]) {

@@ -12,8 +12,8 @@
 //! ends.
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
-//! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`,
-//! `metered`, `collect`, `listing`, `parts`, `temporary`; `credentials`, `limits`, `pace`,
+//! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`, `tls`,
+//! `metered`, `collect`, `listing`, `parts`, `temporary`, `trial`; `credentials`, `limits`, `pace`,
 //! `counters`, `tally`.
 
 mod attributes;
@@ -37,7 +37,9 @@ mod s3;
 mod settings;
 mod tally;
 mod temporary;
+mod tls;
 mod transport;
+mod trial;
 mod web;
 
 pub use attributes::{EXPORT_ID_KEY, PosixAttributes, StoredSymlink};
@@ -53,3 +55,4 @@ pub use object::{
 };
 pub use settings::Settings;
 pub use tally::{Tally, tallied};
+pub use trial::{Trial, Untried};

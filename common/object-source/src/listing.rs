@@ -11,6 +11,7 @@ use crate::{
     Continuation, Entry, EntryKind, Error, KEY_LEN_MAX, LEFT_OUT_MAX, LeftOut, LeftOutReason,
     ObjectVersion, Page, Tag,
     object::{Place, reason_against},
+    trial::Listed,
 };
 
 #[derive(Debug, Deserialize)]
@@ -84,6 +85,17 @@ pub(crate) fn page(
         found.push((result.decoded(&common.prefix), EntryKind::Directory));
     }
     Ok(names(found, prefix, next))
+}
+
+/// The objects of files among the keys of a page.
+pub(crate) fn objects(
+    result: &ListBucketResult,
+    tag_of: fn(&Contents) -> Result<Tag, Error>,
+) -> Result<Vec<Listed>, Error> {
+    let keys = result.contents.iter().map(|contents| (result.decoded(&contents.key), contents));
+    keys.filter(|(key, _)| Listed::is_object(key))
+        .map(|(key, contents)| Ok(Listed { key, version: contents.version(tag_of)? }))
+        .collect()
 }
 
 impl Contents {

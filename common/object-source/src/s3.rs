@@ -34,6 +34,7 @@ mod delete;
 mod directory;
 pub(crate) mod keys;
 mod list;
+mod purpose;
 mod put;
 mod signed;
 mod stream;

@@ -2,6 +2,7 @@
 
 use std::{
     error::Error as StdError,
+    io::{self, ErrorKind},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -9,7 +10,7 @@ use backon::ExponentialBuilder;
 use http::StatusCode;
 use object_store::client::{HttpError, HttpErrorKind};
 
-use crate::{Error, Settings};
+use crate::{Error, Settings, tls};
 
 /// The pauses between the attempts of one request.
 pub(crate) fn backoff(settings: &Settings) -> ExponentialBuilder {
@@ -63,25 +64,44 @@ pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
             "{endpoint}: {slow}: check how busy it is, and the line to it"
         ));
     }
-    let chain = chain(error);
-    let lower = chain.to_ascii_lowercase();
-    let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
-        "its name cannot be resolved: check the endpoint and this host's DNS".to_owned()
-    } else if lower.contains("connection refused") {
-        "nobody listens there (connection refused): check the endpoint".to_owned()
-    } else if lower.contains("certificate") || lower.contains("tls") {
-        format!("its TLS certificate is not accepted: {}", innermost(error))
-    } else if error.kind() == HttpErrorKind::Timeout {
-        "no answer in time: check the address, routes and firewalls".to_owned()
-    } else {
-        innermost(error)
-    };
-    Error::unavailable(format!("cannot reach {endpoint}: {why}"))
+    Error::unavailable(format!("cannot reach {endpoint}: {}", why(error, endpoint)))
+}
+
+fn why(error: &HttpError, endpoint: &str) -> String {
+    if let Some(words) = tls::failure(error) {
+        return words;
+    }
+    // Neither has a type of its own.
+    let chain = chain(error).to_ascii_lowercase();
+    if chain.contains("dns error") || chain.contains("failed to lookup address") {
+        return "its name cannot be resolved: check the endpoint and this host's DNS".to_owned();
+    }
+    if endpoint.starts_with("http://") && chain.contains("invalid http version") {
+        return tls::NO_HTTP.to_owned();
+    }
+    let kinds = || causes(error).filter_map(|error| error.downcast_ref()).map(io::Error::kind);
+    if kinds().any(|kind| kind == ErrorKind::ConnectionRefused) {
+        return "nobody listens there (connection refused): check the endpoint".to_owned();
+    }
+    let hangs_up = |kind| matches!(kind, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+    let is_greeting = endpoint.starts_with("https://") && error.kind() == HttpErrorKind::Connect;
+    if is_greeting && kinds().any(hangs_up) {
+        return tls::HANGS_UP.to_owned();
+    }
+    if error.kind() == HttpErrorKind::Timeout {
+        return "no answer in time: check the address, routes and firewalls".to_owned();
+    }
+    innermost(error)
+}
+
+/// What an error says: of TLS in words with what to do, otherwise its deepest cause.
+pub(crate) fn said(error: &(dyn StdError + 'static)) -> String {
+    tls::failure(error).unwrap_or_else(|| innermost(error))
 }
 
 /// Why object_store has no credentials: who gives them is away or busy, or will not.
 pub(crate) fn no_credentials(error: &object_store::Error) -> Error {
-    let why = innermost(error);
+    let why = said(error);
     match causes(error).any(may_pass) {
         true => Error::unavailable(format!("no credentials: who gives them is away: {why}")),
         false => Error::Denied { message: format!("no credentials: {why}") },
@@ -114,7 +134,9 @@ fn may_pass(error: &(dyn StdError + 'static)) -> bool {
 }
 
 /// The error itself or the first of its causes that is of a kind.
-fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+pub(crate) fn cause<'a, T: StdError + 'static>(
+    error: &'a (dyn StdError + 'static),
+) -> Option<&'a T> {
     causes(error).find_map(|error| error.downcast_ref())
 }
 
@@ -122,7 +144,11 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
 fn causes<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
+    std::iter::successors(Some(error), |&error| {
+        // What an error of I/O is made of counts for the error itself, and is no source of it.
+        let made_of = error.downcast_ref().and_then(io::Error::get_ref);
+        made_of.map_or_else(|| error.source(), |inner| Some(inner as &(dyn StdError + 'static)))
+    })
 }
 
 /// The words of an error and of all its causes.
@@ -146,8 +172,11 @@ pub(crate) fn innermost(error: &(dyn StdError + 'static)) -> String {
     deepest.to_string()
 }
 
+/// What the name of a key begins with that nobody uses.
+pub(crate) const PROBE_NAME: &str = ".millrace-check-";
+
 /// A key that nobody uses; nothing is ever stored there.
 pub(crate) fn probe_key(prefix: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{prefix}.millrace-check-{:x}", now.as_nanos())
+    format!("{prefix}{PROBE_NAME}{:x}", now.as_nanos())
 }

@@ -17,7 +17,7 @@ use object_store::{
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::{Error, Settings, pace::Pace, transport};
+use crate::{Error, Settings, metered::has_parameter, pace::Pace, transport};
 
 pub(crate) mod body;
 
@@ -153,6 +153,16 @@ impl Ask {
     /// What it is about.
     pub(crate) fn key(&self) -> &str {
         &self.key
+    }
+
+    pub(crate) fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Whether its query has a parameter, whatever its value.
+    pub(crate) fn has_parameter(&self, name: &str) -> bool {
+        let query = self.url.split_once('?').map_or("", |(_, query)| query);
+        has_parameter(query, name)
     }
 
     /// Whether its answer has headers only.

@@ -11,6 +11,8 @@
 
 #[path = "bucket/absence.rs"]
 mod absence;
+#[path = "bucket/access.rs"]
+mod access;
 #[path = "bucket/azure.rs"]
 mod azure;
 #[path = "bucket/bounds.rs"]
@@ -31,6 +33,8 @@ mod s3;
 mod scripted;
 #[path = "bucket/streams.rs"]
 mod streams;
+#[path = "bucket/tls.rs"]
+mod tls;
 #[path = "bucket/uploads.rs"]
 mod uploads;
 #[path = "bucket/weed.rs"]

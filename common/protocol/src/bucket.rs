@@ -7,9 +7,11 @@ use crate::{
     admin::{FileState, JobFailure, PathBytes},
     cluster::{Bucket, LinkMode},
     session::Caller,
+    target::Tried,
 };
 
-/// Has every host that needs the bucket of a link try it now.
+/// Has every host that needs the bucket of a link try it now. Answered as [`TryLink`] is, but for
+/// what could not be tried.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct CheckLink {
     /// The link's directory, from the root.
@@ -21,7 +23,7 @@ pub struct CheckLink {
 pub struct CheckLinkReply {
     /// The bucket.
     pub bucket: Bucket,
-    /// What was tried: listing, and for [`LinkMode::ImportExport`] also beginning an upload.
+    /// What was tried: see [`TryLinkReply::mode`].
     pub mode: LinkMode,
     /// The metadata server, then the target daemons by name.
     pub hosts: Vec<HostCheck>,
@@ -36,6 +38,38 @@ pub struct HostCheck {
     pub took_ms: u32,
     /// Why it cannot use the bucket, in a sentence.
     pub result: Result<(), Failure>,
+}
+
+/// Has every host that needs the bucket of a link try it now, reads included, and tells what could
+/// not be tried. It stands for [`CheckLink`].
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct TryLink {
+    /// The link's directory, from the root.
+    pub path: PathBytes,
+}
+
+/// How each host fared.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct TryLinkReply {
+    /// The bucket.
+    pub bucket: Bucket,
+    /// What was tried: listing, reading, and for [`LinkMode::ImportExport`] also beginning an
+    /// upload. Where removals below the link reach the bucket the metadata server, which alone
+    /// deletes, tried that, too.
+    pub mode: LinkMode,
+    /// The metadata server, then the target daemons by name.
+    pub hosts: Vec<HostTrial>,
+}
+
+/// How one host fared.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct HostTrial {
+    /// The host, for people.
+    pub host: String,
+    /// How long it took, in milliseconds.
+    pub took_ms: u32,
+    /// What could not be tried; or why it cannot use the bucket, in a sentence.
+    pub result: Result<Tried, Failure>,
 }
 
 /// Asks how one file stands against its bucket.

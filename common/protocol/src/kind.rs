@@ -243,6 +243,8 @@ requests! {
     MarkExportedAt = 0x0511, target::MarkExportedAt => target::ItemResults;
     /// Uploads a small file as one object, and tells whether the bucket has compared its checksum.
     StoreObject = 0x0512, target::StoreObject => target::StoreObjectReply;
+    /// Tells whether this host can use a bucket, and what could not be tried.
+    TryBucket = 0x0513, target::TryBucket => target::Tried;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;
@@ -350,6 +352,8 @@ requests! {
     ShowFile = 0x0656, bucket::ShowFile => bucket::FileReply;
     /// What the buckets of all links were asked.
     ListRequests = 0x0657, requests::ListRequests => requests::RequestsReply;
+    /// Has every host that needs the bucket of a link try it, reads included.
+    TryLink = 0x0658, bucket::TryLink => bucket::TryLinkReply;
     /// Sets whether removals below a link reach its bucket.
     SetDeletePropagation = 0x0660, bucket::SetDeletePropagation => bucket::DeletePropagationReply;
     /// The links whose removals reach the bucket.

@@ -280,3 +280,24 @@ pub struct CheckBucket {
     /// Whether writing is needed too.
     pub write: bool,
 }
+
+/// Asks whether this host can use a bucket with its own credentials and network, and what could not
+/// be tried. It stands for [`CheckBucket`], which reads nothing.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct TryBucket {
+    /// The bucket.
+    pub bucket: Bucket,
+    /// Whether what is there has to be readable.
+    pub read: bool,
+    /// Whether writing is needed too.
+    pub write: bool,
+}
+
+/// A bucket can be used, as far as that could be tried.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Tried {
+    /// Whether deleting was tried, and is allowed.
+    pub deletes: bool,
+    /// What could not be tried, and why: a sentence for each.
+    pub untried: Vec<String>,
+}

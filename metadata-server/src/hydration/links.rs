@@ -1,32 +1,24 @@
 //! Adds links, lists them and sets how they are followed.
 
-use std::{
-    fmt::Write,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
-use futures::{StreamExt, stream};
 use millrace_protocol::{
     admin::{
         AddLink, AttributeSource, LinkOptions, LinkStatus, LinksReply, PathBytes, SetLinkOptions,
     },
     ahead::SetFetchPolicy,
-    bucket::{
-        CheckLink, CheckLinkReply, HostCheck, QUIET_SECONDS_MAX, SetAutoExport,
-        SetDeletePropagation,
-    },
-    cluster::{Bucket, Host, LinkMode},
+    bucket::{QUIET_SECONDS_MAX, SetAutoExport, SetDeletePropagation},
+    cluster::{Host, LinkMode},
     codec,
     metadata::NewNode,
     session::Caller,
-    target::CheckBucket,
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 
 use super::{
     environment::Environment,
     import::{Importer, broken, spec_of},
+    trials,
     walk::{Viewpoint, child, inode, resolve},
 };
 use crate::{
@@ -37,12 +29,6 @@ use crate::{
         records::{self, LinkRecord},
     },
 };
-
-/// How long a target daemon may take to try a bucket: its own limit is 10 s.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Daemons that try a bucket at the same time.
-const CHECKS_MAX: usize = 64;
 
 /// The most links of a cluster, and the most that are looked at; far beyond what anybody lists by
 /// hand.
@@ -68,7 +54,7 @@ pub async fn add<E: Environment>(
     let prefix = spec.prefix().to_owned();
     // Not in apply, which knew no such bound: logs that exist are applied as they were.
     check_room(list(environment).await?, request)?;
-    check_everywhere(environment, importer, &request.bucket, &prefix, request.mode).await?;
+    trials::check_everywhere(environment, importer, &request.bucket, request.mode).await?;
     let directory = make_directory(environment, importer, &request.path).await?;
     let add =
         command::AddLink { directory, bucket: request.bucket.clone(), prefix, mode: request.mode };
@@ -274,93 +260,6 @@ pub fn statuses(view: &dyn View) -> Result<Vec<LinkStatus>, Failure> {
     records.into_iter().map(status).collect()
 }
 
-/// Has every host that needs the bucket of a link try it now.
-///
-/// # Errors
-/// [`ErrorKind::NotFound`] when the directory is not the top of a link. What hosts find is in the
-/// reply.
-pub async fn check<E: Environment>(
-    environment: &E,
-    importer: &Arc<Importer<E>>,
-    request: &CheckLink,
-) -> Result<CheckLinkReply, Failure> {
-    let LinkRecord { bucket, mode, .. } = record_at(environment, importer, &request.path).await?;
-    let prefix = spec_of(&bucket)?.prefix().to_owned();
-    let hosts = try_everywhere(environment, importer, &bucket, &prefix, mode).await?;
-    Ok(CheckLinkReply { bucket, mode, hosts })
-}
-
-/// Fails with a sentence that names each host that does not reach a bucket, and why.
-pub(super) async fn check_everywhere<E: Environment>(
-    environment: &E,
-    importer: &Arc<Importer<E>>,
-    bucket: &Bucket,
-    prefix: &str,
-    mode: LinkMode,
-) -> Result<(), Failure> {
-    complaint(try_everywhere(environment, importer, bucket, prefix, mode).await?)
-}
-
-/// How the metadata server and each target daemon fare with a bucket.
-async fn try_everywhere<E: Environment>(
-    environment: &E,
-    importer: &Arc<Importer<E>>,
-    bucket: &Bucket,
-    prefix: &str,
-    mode: LinkMode,
-) -> Result<Vec<HostCheck>, Failure> {
-    let write = mode == LinkMode::ImportExport;
-    let map = environment.map().await?;
-    let begun = Instant::now();
-    let checked = move |host: String, result: Result<(), Failure>| {
-        let took_ms = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
-        HostCheck { host, took_ms, result }
-    };
-    let own = async {
-        let tried = async {
-            let open = importer.bucket(bucket)?;
-            open.check(prefix, write).await.map_err(Failure::from)
-        };
-        checked("the metadata server".to_owned(), tried.await)
-    };
-    let request = CheckBucket { bucket: bucket.clone(), write };
-    let serves = |host: &&Host| map.targets.iter().any(|target| target.host == host.id);
-    // Owned, so that the future can be sent between threads.
-    let hosts: Vec<Host> = map.hosts.iter().filter(serves).cloned().collect();
-    let asked = stream::iter(hosts).map(|host| {
-        let ask = environment.ask(host.id, request.clone(), CHECK_TIMEOUT);
-        async move { checked(host_name(&host), ask.await.map(|_| ())) }
-    });
-    let (own, mut others) =
-        tokio::join!(own, asked.buffer_unordered(CHECKS_MAX).collect::<Vec<_>>());
-    others.sort_by(|a, b| a.host.cmp(&b.host));
-    others.insert(0, own);
-    Ok(others)
-}
-
-/// One failure that names all hosts that failed, the same sentence once.
-fn complaint(checked: Vec<HostCheck>) -> Result<(), Failure> {
-    let mut sentences: Vec<(String, Vec<String>)> = Vec::new();
-    let mut kind = None;
-    for HostCheck { host, result, .. } in checked {
-        let Err(failure) = result else { continue };
-        kind.get_or_insert(failure.kind);
-        let text = if failure.message.is_empty() { failure.to_string() } else { failure.message };
-        match sentences.iter_mut().find(|(known, _)| *known == text) {
-            Some((_, hosts)) => hosts.push(host),
-            None => sentences.push((text, vec![host])),
-        }
-    }
-    let Some(kind) = kind else { return Ok(()) };
-    let mut message = String::new();
-    for (text, hosts) in sentences {
-        let separator = if message.is_empty() { "" } else { "; " };
-        let written = write!(message, "{separator}on {}: {text}", hosts.join(", "));
-        written.expect("writing to a string never fails");
-    }
-    Err(Failure::new(kind, message))
-}
-
 /// What people call a target daemon.
 pub(super) fn host_name(host: &Host) -> String {
     if host.name.is_empty() { host.id.to_string() } else { format!("target host {}", host.name) }
@@ -435,28 +334,4 @@ fn top_of(view: &dyn View, directory: InodeId) -> Result<Option<LinkId>, Failure
 pub(super) fn link_id(key: &[u8], table: &[u8]) -> LinkId {
     let bytes = keys::after(key, table);
     LinkId(bytes.try_into().map_or(0, u32::from_be_bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_complaint_names_every_host_and_says_each_sentence_once() {
-        let fail = |kind, text: &str| Err(Failure::new(kind, text));
-        let tried = |host: &str, result| HostCheck { host: host.to_owned(), took_ms: 1, result };
-        let checked = vec![
-            tried("the metadata server", Ok(())),
-            tried("target host a", fail(ErrorKind::BucketUnavailable, "refused")),
-            tried("target host b", fail(ErrorKind::BucketUnavailable, "refused")),
-            tried("target host c", fail(ErrorKind::BucketDenied, "no credentials")),
-        ];
-        let failure = complaint(checked).unwrap_err();
-        assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
-        assert_eq!(
-            failure.message,
-            "on target host a, target host b: refused; on target host c: no credentials"
-        );
-        assert_eq!(complaint(vec![tried("x", Ok(()))]), Ok(()));
-    }
 }

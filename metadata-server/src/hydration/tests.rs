@@ -32,5 +32,6 @@ mod server;
 mod sweep;
 mod symlinks;
 mod transfers;
+mod trials;
 mod turns;
 mod walks;

@@ -139,6 +139,7 @@ impl MetadataService {
     fn dispatch_link<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
         match call.kind() {
             RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call),
+            RequestKind::TryLink => self.hydrate::<bucket::TryLink>(call),
             RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call),
             RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call),
             RequestKind::SetDeletePropagation => self.hydrate::<bucket::SetDeletePropagation>(call),

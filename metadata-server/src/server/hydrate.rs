@@ -13,8 +13,8 @@ use millrace_protocol::{
     },
     ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
     bucket::{
-        AutoExportsReply, CheckLink, CheckLinkReply, DeletePropagationReply, ListAutoExports,
-        ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation, UploadsReply,
+        AutoExportsReply, DeletePropagationReply, ListAutoExports, ListDeletePropagation,
+        ListUploads, SetAutoExport, SetDeletePropagation, UploadsReply,
     },
     by_state::{ShowStates, StartByState, StatesReply},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
@@ -356,18 +356,6 @@ impl Hydrated for SetLinkOptions {
     ) -> Result<LinkOptionsReply, Failure> {
         let links = vec![hydration.set_link_options(&self).await?];
         Ok(LinkOptionsReply { links })
-    }
-}
-
-impl Hydrated for CheckLink {
-    fn restrict(&mut self, _: &Client) {}
-
-    async fn answer(
-        self,
-        hydration: Hydration<ServerEnvironment>,
-        _: PathBytes,
-    ) -> Result<CheckLinkReply, Failure> {
-        hydration.check_link(&self).await
     }
 }
 

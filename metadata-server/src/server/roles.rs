@@ -92,6 +92,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ReadBackup
         | Kind::ListPins
         | Kind::CheckLink
+        | Kind::TryLink
         | Kind::ListConflicts
         | Kind::SetAutoExport
         | Kind::ListAutoExports
@@ -152,6 +153,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::MarkExported
         | Kind::MarkExportedAt
         | Kind::CheckBucket
+        | Kind::TryBucket
         | Kind::CountRequests
         | Kind::Tallied
         | Kind::DescribeTarget

@@ -4,6 +4,7 @@
 use std::{sync::atomic::Ordering, time::Instant};
 
 use futures::{StreamExt, stream};
+use millrace_object_source::Trial;
 use millrace_protocol::{
     ahead::FetchAhead,
     cluster::{LogPoint, LogWitness, ReclaimBatch},
@@ -12,7 +13,7 @@ use millrace_protocol::{
     session::Done,
     target::{
         CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported,
-        MarkExportedAt, Presence, PresenceReply, Release, Trim, TrimReply,
+        MarkExportedAt, Presence, PresenceReply, Release, Tried, Trim, TrimReply, TryBucket,
     },
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
@@ -227,6 +228,16 @@ impl Daemon {
         let (prefix, write) = (spec.prefix().to_owned(), request.write);
         bucket.check(&prefix, write).await?;
         Ok(Done::default())
+    }
+
+    /// Tells whether this host can use a bucket, and what of that could not be tried.
+    pub(crate) async fn try_bucket(&self, request: &TryBucket) -> Result<Tried, Failure> {
+        let spec = links::spec(&request.bucket)?;
+        let bucket = self.links.open(&request.bucket)?;
+        let trial = Trial { read: request.read, write: request.write, delete: false };
+        let untried = bucket.try_out(spec.prefix(), trial).await?;
+        let untried = untried.iter().map(ToString::to_string).collect();
+        Ok(Tried { deletes: false, untried })
     }
 
     /// What this host asked some buckets since it began.

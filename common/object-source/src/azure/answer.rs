@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, response::Parts};
 use object_store::{azure::AzureAuthorizer, client::HttpRequest};
 use serde::Deserialize;
 
 use super::{address::Address, keys::Keys};
 use crate::{
-    Error, Tag,
+    Error, Tag, tls,
     transport::{asks_to_wait, innermost, no_bucket_answers},
     web::{Ask, Dialect},
 };
@@ -73,8 +73,25 @@ impl Dialect for Azure {
             code.clone_into(&mut document.code);
         }
         let container = self.address.container();
+        if let Some(error) = tls::wanted(self.address.base(), head.status, body) {
+            return error;
+        }
         let place = format!("the container {container} at {}", self.address.base());
-        by_code(head.status, &document, &place, ask.key())
+        by_code(head.status, &document, &place, ask)
+    }
+}
+
+/// What a request needs: the permission of a signature, and the action of a role.
+fn needs(ask: &Ask) -> &'static str {
+    match *ask.method() {
+        Method::GET | Method::HEAD if ask.has_parameter("restype") => {
+            "listing needs l in a signature (SAS), or a role with blobs/read"
+        }
+        Method::GET | Method::HEAD => {
+            "reading needs r in a signature (SAS), or a role with blobs/read"
+        }
+        Method::DELETE => "deleting needs d in a signature (SAS), or a role with blobs/delete",
+        _ => "writing needs c and w in a signature (SAS), or a role with blobs/write",
     }
 }
 
@@ -84,8 +101,8 @@ fn document_in(body: &[u8]) -> Document {
     quick_xml::de::from_reader(body).unwrap_or_default()
 }
 
-fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> Error {
-    let key = key.to_owned();
+fn by_code(status: StatusCode, document: &Document, place: &str, ask: &Ask) -> Error {
+    let key = ask.key().to_owned();
     let code = document.code.as_str();
     match (code, status) {
         ("ContainerNotFound" | "ContainerBeingDeleted" | "ContainerDisabled", _) => {
@@ -127,7 +144,9 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
             denied(place, "wants credentials", document)
         }
         (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            denied(place, "refuses access: check the key, signature or role", document)
+            let needs = needs(ask);
+            let what = format!("refuses access: check the key, signature or role: {needs}");
+            denied(place, &what, document)
         }
         ("BlobNotFound", _) => Error::NotFound { key },
         // Azure's own word comes with its code, in a header, and so to HEAD too.
@@ -174,7 +193,11 @@ mod tests {
     fn refused(status: u16, code: &str, message: &str) -> Error {
         let (code, message) = (code.to_owned(), message.to_owned());
         let document = Document { code, message, ..Document::default() };
-        by_code(StatusCode::from_u16(status).unwrap(), &document, "the container c", "k")
+        by_code(StatusCode::from_u16(status).unwrap(), &document, "the container c", &ask())
+    }
+
+    fn ask() -> Ask {
+        Ask::new(Method::GET, "http://h/c/k".to_owned(), "k")
     }
 
     #[test]
@@ -227,7 +250,7 @@ mod tests {
              <AuthenticationErrorDetail>{detail}</AuthenticationErrorDetail></Error>"
         );
         let document = document_in(body.as_bytes());
-        let error = by_code(StatusCode::FORBIDDEN, &document, "the container c", "k");
+        let error = by_code(StatusCode::FORBIDDEN, &document, "the container c", &ask());
         assert!(matches!(error, Error::Denied { .. }), "{error:?}");
         error.to_string()
     }

@@ -1,42 +1,60 @@
-//! Whether this host can use the bucket, in words.
+//! Whether this host can use the container: each step once.
 
-use tokio::time::{Instant, timeout_at};
+use async_trait::async_trait;
+use http::{Method, header};
 
 use super::Azure;
 use crate::{
-    Error,
-    transport::{probe_key, with_hint},
+    Error, Metadata, Settings,
+    trial::{Attempts, Listed},
 };
 
-impl Azure {
-    pub(crate) async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
-        let timeout = self.web.settings().check_timeout;
-        let (deadline, seconds) = (Instant::now() + timeout, timeout.as_secs());
-        let hint = "set AZURE_STORAGE_ACCOUNT_KEY for this daemon, name a section of its \
-                    credentials file, or use the credentials 'anonymous' for a public container";
-        // Without anything in the environment this asks for a managed identity, which outside
-        // of the cloud nobody answers.
-        match timeout_at(deadline, self.keys.credential()).await {
-            Err(_) => {
-                let message = format!("no credentials within {seconds} s: {hint}");
-                return Err(Error::Denied { message });
-            }
-            Ok(Err(error)) => return Err(with_hint(error, hint)),
-            Ok(Ok(_)) => {}
-        }
-        let work = async {
-            self.try_list(prefix).await?;
-            if write {
-                self.try_upload(&probe_key(prefix)).await?;
-            }
-            Ok(())
+/// A version that no blob has.
+const NO_VERSION: &str = "\"millrace-check\"";
+
+#[async_trait]
+impl Attempts for Azure {
+    const HINT: &'static str = "set AZURE_STORAGE_ACCOUNT_KEY for this daemon, name a section of \
+                                its credentials file, or use the credentials 'anonymous' for a \
+                                public container";
+
+    fn endpoint(&self) -> &str {
+        self.address.base()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.web.settings()
+    }
+
+    async fn try_credentials(&self) -> Result<(), Error> {
+        self.keys.credential().await.map(drop)
+    }
+
+    async fn try_list(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        self.list_once(prefix).await
+    }
+
+    async fn try_read(&self, object: &Listed) -> Result<(), Error> {
+        let ask = self.ask(Method::GET, &object.key, &[]);
+        let ask = ask.with(header::IF_MATCH.as_str(), object.version.tag.as_str())?;
+        let ask = match object.first_bytes() {
+            Some(range) => ask.with(header::RANGE.as_str(), &range)?,
+            None => ask,
         };
-        timeout_at(deadline, work).await.map_err(|_| {
-            Error::unavailable(format!(
-                "cannot reach {}: no answer within {seconds} s: check the address, routes and \
-                 firewalls",
-                self.address.base()
-            ))
-        })?
+        self.web.send_once(&ask).await.map(drop)
+    }
+
+    async fn try_upload(&self, key: &str) -> Result<(), Error> {
+        let upload = self.create_upload(key, &Metadata::default()).await?;
+        self.abort_upload(key, &upload).await
+    }
+
+    /// Of what is not there nothing is left, with versions neither.
+    async fn try_delete(&self, key: &str) -> Result<bool, Error> {
+        let ask = self.ask(Method::DELETE, key, &[]);
+        match self.web.send_once(&ask.with(header::IF_MATCH.as_str(), NO_VERSION)?).await {
+            Ok(_) | Err(Error::NotFound { .. } | Error::Changed { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     listing::{self, header_time},
     object::cursor_of,
     temporary::{destination_of, is_temporary},
+    trial::{LISTED_KEYS, Listed},
     web::Ask,
 };
 
@@ -130,10 +131,15 @@ impl Azure {
     }
 
     /// Lists some blobs, once, without repeating: to see whether it is allowed.
-    pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
-        let query = [("maxresults", LOOK_BLOBS), ("prefix", prefix)];
+    pub(super) async fn list_once(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        let query = [("maxresults", LISTED_KEYS), ("prefix", prefix)];
         let (_, answer) = self.web.send_once(&self.list_ask(&query)).await?;
-        parse(&answer).map(|_| ())
+        let blobs = parse(&answer)?.blobs.blob;
+        let named = blobs.iter().map(|blob| (blob.name.decoded(), blob));
+        named
+            .filter(|(key, _)| Listed::is_object(key))
+            .map(|(key, blob)| Ok(Listed { key, version: version_of(blob)? }))
+            .collect()
     }
 
     /// All keys below a prefix that few have.

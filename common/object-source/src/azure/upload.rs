@@ -145,12 +145,6 @@ impl Azure {
         self.web.send(&ask).await.map(drop)
     }
 
-    /// Begins an upload and gives it up: to see whether writing is allowed.
-    pub(super) async fn try_upload(&self, key: &str) -> Result<(), Error> {
-        let upload = self.create_upload(key, &Metadata::default()).await?;
-        self.abort_upload(key, &upload).await
-    }
-
     async fn metadata_of_upload(&self, key: &str, upload: &UploadId) -> Result<Metadata, Error> {
         let head = self.head_directory(&mark_of(key, upload)?).await;
         head.map_err(|error| match error {

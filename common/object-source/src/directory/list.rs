@@ -17,6 +17,9 @@ use crate::{
 /// place, so that memory is bounded however large the directory is.
 const PAGE_ENTRIES_MAX: usize = 10_000;
 
+/// Entries that are looked at in search of an object.
+const LOOKS_MAX: u32 = 1000;
+
 pub(super) fn page(tree: &Tree, prefix: &str, after: Option<Continuation>) -> Result<Page, Error> {
     let Some(directory) = tree.open_directory(prefix)? else {
         return Ok(Page::default());
@@ -59,6 +62,38 @@ pub(super) fn object(tree: &Tree, key: &str) -> Result<Option<ObjectVersion>, Er
         Some(EntryKind::Object(version)) => Ok(Some(version)),
         Some(EntryKind::Directory) | None => Ok(None),
     }
+}
+
+/// The key of some object, if the first entries that are come upon have one. Nobody may be allowed
+/// to open some of the directories, such as `lost+found`.
+pub(super) fn some_object(tree: &Tree) -> Result<Option<String>, Error> {
+    let mut looks = 0;
+    let mut prefixes = vec![String::new()];
+    while let Some(prefix) = prefixes.pop() {
+        let directory = match tree.open_directory(&prefix) {
+            Ok(Some(directory)) => directory,
+            Ok(None) | Err(Error::Denied { .. }) => continue,
+            Err(error) => return Err(error),
+        };
+        let failed = |error: rustix::io::Errno| tree.io_error(&error.into(), &prefix);
+        for entry in Dir::read_from(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if reason_against(name).is_some() || is_temporary(name) {
+                continue;
+            }
+            if looks == LOOKS_MAX {
+                return Ok(None);
+            }
+            looks += 1;
+            match kind_of(&directory, name) {
+                Some(EntryKind::Object(_)) => return Ok(Some(format!("{prefix}{name}"))),
+                Some(EntryKind::Directory) => prefixes.push(format!("{prefix}{name}/")),
+                None => {}
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn names(

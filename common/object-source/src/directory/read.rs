@@ -11,7 +11,7 @@ use futures::{StreamExt, stream, stream::BoxStream};
 use millrace_types::{MIB, Timestamp};
 use rustix::fs::{fgetxattr, flistxattr};
 
-use super::tree::Tree;
+use super::{list, tree::Tree};
 use crate::{Error, Head, Metadata, ObjectVersion, Tag};
 
 /// What the names of extended attributes start with that hold user metadata.
@@ -44,6 +44,24 @@ pub(super) fn lacks(tree: &Tree, key: &str) -> Result<bool, Error> {
     match tree.object_in(&root, key) {
         Ok(_) => Ok(false),
         Err(Error::NotFound { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a byte of some object; false where none was found.
+pub(super) fn something(tree: &Tree) -> Result<bool, Error> {
+    let Some(key) = list::some_object(tree)? else { return Ok(false) };
+    let read = tree.open_object(&key).and_then(|file| {
+        let read = file.read_at(&mut [0], 0);
+        read.map_err(|error| tree.io_error(&error, &key))
+    });
+    match read {
+        Ok(_) => Ok(true),
+        // It has gone since.
+        Err(Error::NotFound { .. }) => Ok(false),
+        Err(Error::Denied { message }) => Err(Error::Denied {
+            message: format!("this daemon may not read: {message}: let its user read the files"),
+        }),
         Err(error) => Err(error),
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, response::Parts};
 use object_store::client::HttpRequest;
 use serde::Deserialize;
 
 use super::{address::Address, keys::Keys};
 use crate::{
-    Error, Tag,
+    Error, Tag, tls,
     transport::{asks_to_wait, no_bucket_answers},
     web::{Ask, Dialect},
 };
@@ -83,13 +83,41 @@ impl Dialect for Google {
         }
         let document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
         let (bucket, endpoint) = (self.address.bucket(), self.address.endpoint());
+        if let Some(error) = tls::wanted(endpoint, head.status, body) {
+            return error;
+        }
         let place = format!("the bucket {bucket} at {endpoint}");
-        by_code(head.status, &document, &place, ask.key())
+        by_code(head.status, &document, &place, ask)
     }
 }
 
-fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> Error {
-    let key = key.to_owned();
+/// What a request needs, with the permission by its name.
+fn needs(ask: &Ask) -> &'static str {
+    match *ask.method() {
+        Method::GET if ask.has_parameter("uploads") => {
+            "listing uploads needs storage.multipartUploads.list"
+        }
+        Method::GET if ask.has_parameter("uploadId") => {
+            "listing an upload's parts needs storage.multipartUploads.listParts"
+        }
+        Method::GET if ask.key().is_empty() => "listing needs storage.objects.list",
+        Method::GET | Method::HEAD => "reading needs storage.objects.get",
+        Method::DELETE if ask.has_parameter("uploadId") => {
+            "giving an upload up needs storage.multipartUploads.abort"
+        }
+        Method::DELETE => "deleting needs storage.objects.delete",
+        Method::POST => {
+            "an upload needs storage.multipartUploads.create and storage.objects.create"
+        }
+        _ => {
+            "writing needs storage.objects.create, and storage.objects.delete where something is \
+             replaced"
+        }
+    }
+}
+
+fn by_code(status: StatusCode, document: &Document, bucket: &str, ask: &Ask) -> Error {
+    let key = ask.key().to_owned();
     let code = document.code.as_str();
     match (code, status) {
         ("NoSuchBucket", _) => Error::NoBucket {
@@ -115,7 +143,8 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
             document,
         ),
         (_, StatusCode::FORBIDDEN) => {
-            denied(bucket, "refuses access: check the account's roles", document)
+            let what = format!("refuses access: check the account's roles: {}", needs(ask));
+            denied(bucket, &what, document)
         }
         ("", StatusCode::NOT_FOUND) => no_bucket_answers(bucket),
         (_, StatusCode::NOT_FOUND) => Error::NotFound { key },
@@ -152,7 +181,26 @@ mod tests {
 
     fn refused(status: u16, code: &str) -> Error {
         let document = Document { code: code.to_owned(), ..Document::default() };
-        by_code(StatusCode::from_u16(status).unwrap(), &document, "the bucket b", "k")
+        let ask = Ask::new(Method::GET, "http://h/b/k".to_owned(), "k");
+        by_code(StatusCode::from_u16(status).unwrap(), &document, "the bucket b", &ask)
+    }
+
+    #[test]
+    fn each_request_needs_a_permission_of_its_own() {
+        for (method, key, query, permission) in [
+            (Method::GET, "", "list-type=2", "storage.objects.list"),
+            (Method::GET, "", "prefix=a&uploads=", "storage.multipartUploads.list"),
+            (Method::GET, "k", "", "storage.objects.get"),
+            (Method::HEAD, "k", "", "storage.objects.get"),
+            (Method::GET, "k", "uploadId=x", "storage.multipartUploads.listParts"),
+            (Method::POST, "k", "uploads=", "storage.multipartUploads.create"),
+            (Method::PUT, "k", "", "storage.objects.create"),
+            (Method::DELETE, "k", "uploadId=x", "storage.multipartUploads.abort"),
+            (Method::DELETE, "k", "", "storage.objects.delete"),
+        ] {
+            let ask = Ask::new(method.clone(), format!("http://h/b/k?{query}"), key);
+            assert!(needs(&ask).contains(&format!("needs {permission}")), "{method} {query}");
+        }
     }
 
     #[test]

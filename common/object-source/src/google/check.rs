@@ -1,42 +1,72 @@
-//! Whether this host can use the bucket, in words.
+//! Whether this host can use the bucket: each step once.
 
-use tokio::time::{Instant, timeout_at};
+use async_trait::async_trait;
+use http::{Method, header};
 
-use super::Google;
+use super::{
+    Google,
+    list::tag_of,
+    read::{IF_GENERATION, known},
+};
 use crate::{
-    Error,
-    transport::{probe_key, with_hint},
+    Error, Metadata, Settings,
+    listing::{objects, parse},
+    trial::{Attempts, LISTED_KEYS, Listed},
 };
 
-impl Google {
-    pub(crate) async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
-        let timeout = self.web.settings().check_timeout;
-        let (deadline, seconds) = (Instant::now() + timeout, timeout.as_secs());
-        let hint = "set GOOGLE_APPLICATION_CREDENTIALS for this daemon, name a section of its \
-                    credentials file, or use the credentials 'anonymous' for a public bucket";
-        // Without anything in the environment this asks the cloud's metadata server, which outside
-        // of the cloud nobody answers.
-        match timeout_at(deadline, self.keys.token()).await {
-            Err(_) => {
-                let message = format!("no credentials within {seconds} s: {hint}");
-                return Err(Error::Denied { message });
-            }
-            Ok(Err(error)) => return Err(with_hint(error, hint)),
-            Ok(Ok(_)) => {}
-        }
-        let work = async {
-            self.try_list(prefix).await?;
-            if write {
-                self.try_upload(&probe_key(prefix)).await?;
-            }
-            Ok(())
+/// A generation that no object has.
+const NO_GENERATION: &str = "1";
+
+#[async_trait]
+impl Attempts for Google {
+    const HINT: &'static str = "set GOOGLE_APPLICATION_CREDENTIALS for this daemon, name a \
+                                section of its credentials file, or use the credentials \
+                                'anonymous' for a public bucket";
+
+    fn endpoint(&self) -> &str {
+        self.address.endpoint()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.web.settings()
+    }
+
+    async fn try_credentials(&self) -> Result<(), Error> {
+        self.keys.token().await.map(drop)
+    }
+
+    async fn try_list(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        let query = [
+            ("encoding-type", "url"),
+            ("list-type", "2"),
+            ("max-keys", LISTED_KEYS),
+            ("prefix", prefix),
+        ];
+        let (_, answer) = self.web.send_once(&self.list_ask(&query)).await?;
+        objects(&parse(&answer)?, tag_of)
+    }
+
+    async fn try_read(&self, object: &Listed) -> Result<(), Error> {
+        let Listed { key, version } = object;
+        let ask = self.ask(Method::GET, key, &[]).with(IF_GENERATION, known(key, &version.tag)?)?;
+        let ask = match object.first_bytes() {
+            Some(range) => ask.with(header::RANGE.as_str(), &range)?,
+            None => ask,
         };
-        timeout_at(deadline, work).await.map_err(|_| {
-            Error::unavailable(format!(
-                "cannot reach {}: no answer within {seconds} s: check the address, routes and \
-                 firewalls",
-                self.address.endpoint()
-            ))
-        })?
+        self.web.send_once(&ask).await.map(drop)
+    }
+
+    async fn try_upload(&self, key: &str) -> Result<(), Error> {
+        let upload = self.create_upload(key, &Metadata::default()).await?;
+        self.abort_upload(key, &upload).await
+    }
+
+    /// Of what is not there nothing is left, with versions neither.
+    async fn try_delete(&self, key: &str) -> Result<bool, Error> {
+        let ask = self.ask(Method::DELETE, key, &[]).with(IF_GENERATION, NO_GENERATION)?;
+        match self.web.send_once(&ask).await {
+            Ok(_) | Err(Error::NotFound { .. } | Error::Changed { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 }

@@ -72,12 +72,6 @@ impl Google {
         result.shown(key)?.map(|contents| contents.version(tag_of)).transpose()
     }
 
-    /// Lists some keys, once, without repeating: to see whether it is allowed.
-    pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
-        let (_, answer) = self.web.send_once(&self.list_ask(&look(prefix))).await?;
-        parse(&answer).map(|_| ())
-    }
-
     /// All keys below a prefix that few have.
     pub(super) async fn few_below(&self, prefix: &str) -> Result<Vec<String>, Error> {
         let query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)];
@@ -102,6 +96,6 @@ fn without_temporary(result: &mut ListBucketResult) {
     result.contents = kept.collect();
 }
 
-fn tag_of(contents: &Contents) -> Result<Tag, Error> {
+pub(super) fn tag_of(contents: &Contents) -> Result<Tag, Error> {
     answer::tag(contents.generation.as_deref())
 }

@@ -137,12 +137,6 @@ impl Google {
             Err(error) => Err(error),
         }
     }
-
-    /// Begins an upload and gives it up: to see whether writing is allowed.
-    pub(super) async fn try_upload(&self, key: &str) -> Result<(), Error> {
-        let upload = self.create_upload(key, &Metadata::default()).await?;
-        self.abort_upload(key, &upload).await
-    }
 }
 
 /// An error of a request about the temporary object, told of the destination.

@@ -3,10 +3,15 @@
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 
-use super::{address::Address, checksum};
+use super::{
+    address::Address,
+    checksum,
+    purpose::{Purpose, told_right},
+    signed::Ask,
+};
 use crate::{
-    Error, Tag,
-    transport::{asks_to_wait, chain, innermost, no_bucket_answers},
+    Error, Tag, tls,
+    transport::{asks_to_wait, chain, innermost, no_bucket_answers, said},
 };
 
 /// S3's error document.
@@ -16,6 +21,8 @@ struct Document {
     code: String,
     message: String,
     region: Option<String>,
+    /// With `RequestTimeTooSkewed`.
+    server_time: Option<String>,
 }
 
 /// Takes an entity tag out of an answer that must have one.
@@ -26,12 +33,11 @@ pub(super) fn tag(tag: Option<&str>) -> Result<Tag, Error> {
 
 /// An answer that refuses.
 pub(super) fn refusal(
-    method: &Method,
+    ask: &Ask<'_>,
     status: StatusCode,
     headers: &HeaderMap,
     body: &[u8],
     address: &Address,
-    key: &str,
 ) -> Error {
     let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
     if document.region.is_none() {
@@ -40,6 +46,10 @@ pub(super) fn refusal(
     }
     let bucket = address.bucket();
     let endpoint = address.endpoint();
+    let key = ask.key.unwrap_or_default();
+    if let Some(error) = tls::wanted(endpoint, status, body) {
+        return error;
+    }
     match (status, document.region.as_deref()) {
         (_, Some(region)) if region != address.region() && !region.is_empty() => Error::Denied {
             message: format!(
@@ -52,13 +62,17 @@ pub(super) fn refusal(
              endpoint"
         )),
         // Its answers have no body.
-        (StatusCode::NOT_FOUND, _) if *method == Method::HEAD => {
+        (StatusCode::NOT_FOUND, _) if ask.method == Method::HEAD => {
             Error::NotFound { key: key.to_owned() }
         }
-        (StatusCode::BAD_REQUEST, _) if *method == Method::HEAD => {
+        (StatusCode::BAD_REQUEST, _) if ask.method == Method::HEAD => {
             bad_head(&format!("the bucket {bucket} at {endpoint}"), key)
         }
-        _ => by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key),
+        _ => {
+            let purpose = Purpose::of(&ask.method, ask.key, &ask.query);
+            let bucket = format!("the bucket {bucket} at {endpoint}");
+            by_code(status, &document, &bucket, key, purpose)
+        }
     }
 }
 
@@ -73,7 +87,13 @@ fn bad_head(bucket: &str, key: &str) -> Error {
     }
 }
 
-fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> Error {
+fn by_code(
+    status: StatusCode,
+    document: &Document,
+    bucket: &str,
+    key: &str,
+    purpose: Purpose,
+) -> Error {
     let key = key.to_owned();
     let is_damage = ["BadDigest", "XAmzContentChecksumMismatch"].contains(&document.code.as_str());
     if !is_damage && checksum::is_refused_in(&document.message) {
@@ -103,7 +123,10 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
             return denied(bucket, "says that the secret key is wrong", document);
         }
         "RequestTimeTooSkewed" => {
-            return denied(bucket, "says that this host's clock is wrong: set it", document);
+            let time = document.server_time.as_deref();
+            let time = time.map_or_else(String::new, |time| format!(", there it is {time}"));
+            let what = format!("says that this host's clock is wrong{time}: set it");
+            return denied(bucket, &what, document);
         }
         "NotImplemented" => {
             return Error::Unsupported { message: format!("{bucket}: {}", document.message) };
@@ -116,7 +139,10 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
         StatusCode::NOT_FOUND => Error::NotFound { key },
         StatusCode::PRECONDITION_FAILED => Error::Changed { key },
         StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
-            denied(bucket, "refuses access: check the credentials and their policy", document)
+            let needs = told_right(&document.message)
+                .map_or_else(|| purpose.needs().to_owned(), |right| format!("it takes {right}"));
+            let what = format!("refuses access: check the credentials and their policy: {needs}");
+            denied(bucket, &what, document)
         }
         status if asks_to_wait(status) || status == StatusCode::CONFLICT => {
             Error::Busy { message: format!("{bucket} asks to wait ({status})") }
@@ -158,17 +184,21 @@ fn denied(bucket: &str, what: &str, document: &Document) -> Error {
     Error::Denied { message }
 }
 
-/// An error of object_store about a key.
+/// An error of object_store about a key that was to be read.
 pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
+    translate_of(error, key, Purpose::Read)
+}
+
+fn translate_of(error: object_store::Error, key: &str, purpose: Purpose) -> Error {
     use object_store::Error as Store;
     // What refuses to go on with an interrupted body comes wrapped as a generic error.
     if let Store::Generic { source, .. } = error {
         return match source.downcast::<Store>() {
-            Ok(inner) => translate(*inner, key),
+            Ok(inner) => translate_of(*inner, key, purpose),
             Err(source) => {
                 let error = Store::Generic { store: "S3", source };
                 let chain = chain(&error);
-                generic(&error, &chain, &embedded_document(&chain), key)
+                generic(&error, &chain, &embedded_document(&chain), key, purpose)
             }
         };
     }
@@ -176,28 +206,30 @@ pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
     let chain = chain(&error);
     let document = embedded_document(&chain);
     match &error {
-        Store::NotFound { .. } => by_code(StatusCode::NOT_FOUND, &document, "the bucket", key),
+        Store::NotFound { .. } => {
+            by_code(StatusCode::NOT_FOUND, &document, "the bucket", key, purpose)
+        }
         Store::Precondition { .. } => Error::Changed { key: key_owned },
         Store::AlreadyExists { .. } if chain.contains("409") && !document.code.is_empty() => {
-            by_code(StatusCode::CONFLICT, &document, "the bucket", key)
+            by_code(StatusCode::CONFLICT, &document, "the bucket", key, purpose)
         }
         Store::AlreadyExists { .. } | Store::NotModified { .. } => {
             Error::Changed { key: key_owned }
         }
         Store::PermissionDenied { .. } => {
-            by_code(StatusCode::FORBIDDEN, &document, "the bucket", key)
+            by_code(StatusCode::FORBIDDEN, &document, "the bucket", key, purpose)
         }
         Store::Unauthenticated { .. } if document.code.is_empty() => {
             Error::Denied { message: innermost(&error) }
         }
         Store::Unauthenticated { .. } => {
-            by_code(StatusCode::UNAUTHORIZED, &document, "the bucket", key)
+            by_code(StatusCode::UNAUTHORIZED, &document, "the bucket", key, purpose)
         }
         Store::InvalidPath { .. } => Error::invalid(error.to_string()),
         Store::NotSupported { .. } | Store::NotImplemented { .. } => {
             Error::Unsupported { message: error.to_string() }
         }
-        _ => generic(&error, &chain, &document, key),
+        _ => generic(&error, &chain, &document, key, purpose),
     }
 }
 
@@ -211,16 +243,22 @@ pub(super) fn translate_head(error: object_store::Error, key: &str) -> Error {
     }
 }
 
-/// The same, where "not found" speaks of the upload and not of the object.
+/// The same of the end of an upload, where "not found" speaks of that and not of the object.
 pub(super) fn translate_upload(error: object_store::Error, key: &str) -> Error {
-    match translate(error, key) {
+    match translate_of(error, key, Purpose::Abort) {
         Error::NotFound { key } => Error::NoUpload { key },
         other => other,
     }
 }
 
 /// object_store keeps the status of other failures only in words.
-fn generic(error: &object_store::Error, chain: &str, document: &Document, key: &str) -> Error {
+fn generic(
+    error: &object_store::Error,
+    chain: &str,
+    document: &Document,
+    key: &str,
+    purpose: Purpose,
+) -> Error {
     if chain.contains("missing `e_tag`") || chain.contains("does not match") {
         return Error::Changed { key: key.to_owned() };
     }
@@ -229,14 +267,14 @@ fn generic(error: &object_store::Error, chain: &str, document: &Document, key: &
             ["503", "429"].iter().any(|code| chain.contains(&format!("status code: {code}")));
         let status =
             if wait { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR };
-        return by_code(status, document, "the bucket", key);
+        return by_code(status, document, "the bucket", key, purpose);
     }
     let lower = chain.to_ascii_lowercase();
     let wait = lower.contains("status code: 503") || lower.contains("status code: 429");
     if wait {
         Error::Busy { message: "the bucket asks to wait".to_owned() }
     } else {
-        Error::unavailable(format!("its server does not answer: {}", innermost(error)))
+        Error::unavailable(format!("its server does not answer: {}", said(error)))
     }
 }
 

@@ -52,22 +52,16 @@ impl S3 {
         let answer = self.signer.send(&list_ask(one_below(key))).await?;
         parse(&answer)?.shown(key)?.map(|contents| contents.version(tag_of)).transpose()
     }
-
-    /// Lists one key, once, without repeating: to see whether it is allowed.
-    pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
-        let answer = self.signer.send_once(&list_ask(one_below(prefix))).await?;
-        parse(&answer).map(|_| ())
-    }
 }
 
 fn one_below(prefix: &str) -> Vec<(&'static str, &str)> {
     vec![("encoding-type", "url"), ("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)]
 }
 
-fn list_ask<'a>(query: Vec<(&'a str, &'a str)>) -> Ask<'a> {
+pub(super) fn list_ask<'a>(query: Vec<(&'a str, &'a str)>) -> Ask<'a> {
     Ask { method: Method::GET, key: None, query, headers: HeaderMap::new(), body: Bytes::new() }
 }
 
-fn tag_of(contents: &Contents) -> Result<Tag, Error> {
+pub(super) fn tag_of(contents: &Contents) -> Result<Tag, Error> {
     answer::tag(contents.tag.as_deref())
 }

@@ -162,6 +162,11 @@ impl Signer {
         Ok(self.exchange(ask).await?.1)
     }
 
+    /// As [`Self::send_once`], for an answer that is in its headers.
+    pub(super) async fn send_once_for_headers(&self, ask: &Ask<'_>) -> Result<HeaderMap, Error> {
+        Ok(self.exchange(ask).await?.0)
+    }
+
     async fn exchange(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
         let request = self.request(ask).await?;
         // Boxed, here as there: it is large, and part of every future that waits for a bucket.
@@ -174,7 +179,6 @@ impl Signer {
         ask: &Ask<'_>,
         request: HttpRequest,
     ) -> Result<(HeaderMap, Bytes), Failed> {
-        let key = ask.key.unwrap_or_default();
         let answer = self
             .client
             .execute(request)
@@ -215,7 +219,7 @@ impl Signer {
         let is_final = answer::is_final(head.status, &bytes);
         let is_not_begun = transport::is_refused(head.status, &bytes);
         let (status, headers) = (head.status, &head.headers);
-        let error = answer::refusal(&ask.method, status, headers, &bytes, &self.address, key);
+        let error = answer::refusal(ask, status, headers, &bytes, &self.address);
         Err(Failed { error, is_final, is_lost: false, is_not_begun })
     }
 

@@ -18,6 +18,7 @@ use super::{
     S3, answer,
     checksum::{self, Sort},
     put::tag_of,
+    signed::Ask,
 };
 use crate::{
     Error, RequestClass, Settings, Tag, UploadId,
@@ -127,10 +128,7 @@ impl S3 {
             .send();
         let failed = |error: reqwest::Error| {
             let endpoint = self.address.endpoint();
-            Error::unavailable(format!(
-                "cannot send to {endpoint}: {}",
-                transport::innermost(&error)
-            ))
+            Error::unavailable(format!("cannot send to {endpoint}: {}", transport::said(&error)))
         };
         let sent = sent.await;
         wire.ended(RequestClass::Part, sent.as_ref().ok().map(reqwest::Response::status));
@@ -140,8 +138,10 @@ impl S3 {
         let body = collect(status, answer.bytes_stream()).await.map_err(failed)?;
         let bytes = body.ok_or_else(|| Error::unavailable(TOO_LONG))?;
         if !status.is_success() {
-            let (method, address) = (Method::PUT, &self.address);
-            return Err(answer::refusal(&method, status, &headers, &bytes, address, key));
+            let (sent, body) = (HeaderMap::new(), Bytes::new());
+            let (key, query) = (Some(key), query.to_vec());
+            let ask = Ask { method: Method::PUT, key, query, headers: sent, body };
+            return Err(answer::refusal(&ask, status, &headers, &bytes, &self.address));
         }
         tag_of(&headers)
     }

@@ -212,12 +212,6 @@ impl S3 {
         let listed = self.all_parts(key, upload).await?.into_iter();
         Ok(listed.filter_map(|part| Some((part.part_number, part.checksum?))).collect())
     }
-
-    /// Begins an upload and gives it up: to see whether writing is allowed.
-    pub(super) async fn try_upload(&self, key: &str) -> Result<(), Error> {
-        let upload = self.create_upload(key, &Metadata::default()).await?;
-        self.abort_upload(key, &upload).await
-    }
 }
 
 /// Whether a server refuses a completion because it does not name the parts' checksums: one that

@@ -4,7 +4,8 @@ use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use futures::{StreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, Error, LinkSpec, Metadata, PosixAttributes, RequestClass, Settings,
+    Bucket, Condition, Error, LinkSpec, Metadata, PosixAttributes, RequestClass, Settings, Trial,
+    Untried,
 };
 use millrace_tests::azurite::{ACCOUNT, Azurite, CONTAINER};
 
@@ -104,7 +105,10 @@ async fn uploads_to_one_key_do_not_mix(bucket: &Bucket, other: &Bucket) {
 }
 
 async fn refusals(settings: &Settings, endpoint: &str) {
-    open(settings, endpoint, CONTAINER, "writer").check("some/where/", true).await.unwrap();
+    let writer = open(settings, endpoint, CONTAINER, "writer");
+    let all = Trial { read: true, write: true, delete: true };
+    assert_eq!(writer.try_out("some/where/", all).await, Ok(vec![Untried::NothingToRead]));
+    assert_eq!(writer.try_out("", all).await, Ok(Vec::new()));
     let refused = async |container: &str, credentials: &str| {
         let bucket = open(settings, endpoint, container, credentials);
         bucket.check("", false).await.unwrap_err()

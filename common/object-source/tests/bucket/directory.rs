@@ -8,7 +8,7 @@ use std::{
 
 use futures::TryStreamExt;
 use millrace_object_source::{
-    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings, Tag,
+    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings, Tag, Trial, Untried,
 };
 
 use crate::contract;
@@ -124,6 +124,20 @@ async fn a_missing_or_wrong_directory_is_told_in_words() {
         assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
         assert!(error.to_string().contains(word), "{error}");
     }
+}
+
+#[tokio::test]
+async fn whether_files_can_be_read_is_tried_of_one_wherever_it_lies() {
+    let root = tempfile::tempdir().unwrap();
+    let bucket = open(root.path());
+    let all = Trial { read: true, write: true, delete: true };
+    assert_eq!(bucket.try_out("", all).await, Ok(vec![Untried::NothingToRead]));
+    fs::create_dir_all(root.path().join("a/b")).unwrap();
+    symlink("/etc/passwd", root.path().join("link")).unwrap();
+    bucket.create_upload("key", &Metadata::default()).await.unwrap();
+    assert_eq!(bucket.try_out("", all).await, Ok(vec![Untried::NothingToRead]), "no file yet");
+    fs::write(root.path().join("a/b/empty"), b"").unwrap();
+    assert_eq!(bucket.try_out("", all).await, Ok(Vec::new()));
 }
 
 /// A file system that is mounted at `root`: its directory is moved there and away again.

@@ -12,7 +12,7 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{
     Bucket, Condition, Error, LeftOut, LeftOutReason, LinkSpec, Metadata, Page, PosixAttributes,
-    RequestClass, Settings, StoredSymlink, UploadId, UploadedPart,
+    RequestClass, Settings, StoredSymlink, Trial, Untried, UploadId, UploadedPart,
 };
 use millrace_tests::google::{BUCKET, GoogleServer, READER, Trouble, WRITER};
 use millrace_types::MIB;
@@ -261,10 +261,17 @@ async fn a_publication_whose_answer_is_lost_is_unclear_and_leaves_nothing_behind
 #[tokio::test]
 async fn refusals_are_told_in_words() {
     let world = World::new();
-    world.open("writer").check("some/where/", true).await.unwrap();
+    let all = Trial { read: true, write: true, delete: true };
+    let untried = world.open("writer").try_out("some/where/", all).await.unwrap();
+    assert_eq!(untried, [Untried::NothingToRead]);
     assert!(world.server.keys().is_empty() && world.server.uploads() == 0, "nothing is left");
+    world.server.put("key", b"body");
+    assert_eq!(world.open("writer").try_out("", all).await, Ok(Vec::new()));
+    assert_eq!(world.server.keys(), ["key"]);
     let reader = world.open("reader");
-    reader.check("", false).await.unwrap();
+    assert_eq!(reader.try_out("", Trial { read: true, ..Trial::default() }).await, Ok(Vec::new()));
+    let error = reader.try_out("", Trial { write: false, ..all }).await.unwrap_err();
+    assert!(error.to_string().contains("deleting needs storage.objects.delete"), "{error}");
     let refused = async |bucket: Bucket, write| bucket.check("", write).await.unwrap_err();
     for (error, word) in [
         (reader.check("", true).await.unwrap_err(), "refuses access"),
@@ -294,6 +301,8 @@ async fn a_server_without_tls_behind_https_and_a_silent_one_are_told_in_words() 
     let https = world.server.endpoint().replace("http://", "https://");
     let error = open(&world.settings, &https, BUCKET, "writer").check("", false).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains(&https) && said.contains("write http:// in the endpoint"), "{said}");
     let settings = Settings { check_timeout: Duration::from_millis(300), ..world.settings };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", listener.local_addr().unwrap());

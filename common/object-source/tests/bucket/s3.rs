@@ -11,7 +11,7 @@ use std::{
 
 use futures::{StreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, Error, LinkSpec, Metadata, RequestClass, Settings,
+    Bucket, Condition, Error, LinkSpec, Metadata, RequestClass, Settings, Trial, Untried,
 };
 
 use crate::{contract, moto::Moto, scripted::refusing, weed::Weed};
@@ -19,6 +19,7 @@ use crate::{contract, moto::Moto, scripted::refusing, weed::Weed};
 const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\n\
      aws_secret_access_key = writer-secret\n\
      [reader]\naws_access_key_id = reader\naws_secret_access_key = reader-secret\n\
+     [lister]\naws_access_key_id = lister\naws_secret_access_key = lister-secret\n\
      [wrong-secret]\naws_access_key_id = writer\naws_secret_access_key = guess\n\
      [stranger]\naws_access_key_id = nobody\naws_secret_access_key = guess\n";
 
@@ -99,9 +100,20 @@ async fn many_keys(writer: &Bucket) {
 }
 
 async fn refusals(settings: &Settings, endpoint: &str) {
-    open(settings, endpoint, "data", "writer").check("some/where/", true).await.unwrap();
+    let all = Trial { read: true, write: true, delete: true };
+    let writer = open(settings, endpoint, "data", "writer");
+    let untried = writer.try_out("some/where/", all).await.unwrap();
+    assert!(untried.contains(&Untried::NothingToRead), "{untried:?}");
+    assert!(!writer.try_out("", all).await.unwrap().contains(&Untried::NothingToRead));
     let reader = open(settings, endpoint, "data", "reader");
-    reader.check("", false).await.unwrap();
+    let read = Trial { read: true, ..Trial::default() };
+    assert_eq!(reader.try_out("", read).await, Ok(Vec::new()));
+    let error = reader.try_out("", Trial { write: false, ..all }).await.unwrap_err();
+    assert!(error.to_string().contains("deleting needs s3:DeleteObject"), "{error}");
+    let lister = open(settings, endpoint, "data", "lister");
+    lister.check("", false).await.unwrap();
+    let error = lister.try_out("", read).await.unwrap_err();
+    assert!(error.to_string().contains("reading needs s3:GetObject"), "{error}");
     let denied = |error: &Error| matches!(error, Error::Denied { .. });
     let error = reader.check("", true).await.unwrap_err();
     assert!(denied(&error) && error.to_string().contains("refuses access"), "{error:?}");

@@ -10,8 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A running server with the identities `writer`/`writer-secret` and `reader`/`reader-secret`
-/// (which may only read the bucket `data`).
+/// A running server with the identities `writer`/`writer-secret`, `reader`/`reader-secret` (which
+/// may only read the bucket `data`) and `lister`/`lister-secret` (which may only list it).
 pub(crate) struct Weed {
     process: Child,
     port: u16,
@@ -22,7 +22,9 @@ const IDENTITIES: &str = r#"{"identities": [
 {"name": "writer", "credentials": [{"accessKey": "writer", "secretKey": "writer-secret"}],
  "actions": ["Admin", "Read", "Write", "List", "Tagging"]},
 {"name": "reader", "credentials": [{"accessKey": "reader", "secretKey": "reader-secret"}],
- "actions": ["Read:data", "List:data"]}]}"#;
+ "actions": ["Read:data", "List:data"]},
+{"name": "lister", "credentials": [{"accessKey": "lister", "secretKey": "lister-secret"}],
+ "actions": ["List:data"]}]}"#;
 
 impl Weed {
     /// Starts it and waits until it answers.

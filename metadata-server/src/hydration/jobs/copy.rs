@@ -40,8 +40,8 @@ use crate::{
     apply::ApplyError,
     hydration::{
         import::{Defaults, broken, linked_anywhere, spec_of},
-        links,
         parts::PartPlan,
+        trials,
         walk::refused,
     },
     leases::touched::writers,
@@ -135,7 +135,7 @@ pub(super) async fn check<E: Environment>(
         return Err(Failure::new(ErrorKind::InvalidArgument, words));
     }
     let mode = LinkMode::ImportExport;
-    links::check_everywhere(environment, importer, &destination.bucket, spec.prefix(), mode).await
+    trials::check_everywhere(environment, importer, &destination.bucket, mode).await
 }
 
 /// The bucket of the link above an inode.

@@ -22,15 +22,15 @@ use millrace_protocol::{
     kind::Request,
     metadata::NewNode,
     requests::{CountRequests, CountsReply, RequestCounts},
-    session::{Caller, Done},
+    session::Caller,
     target::{
-        CheckBucket, Hydrate, Item, ItemResults, MarkExportedAt, Presence, PresenceReply, Present,
-        Release, StoreObject, UploadPartTo,
+        Hydrate, Item, ItemResults, MarkExportedAt, Presence, PresenceReply, Present, Release,
+        StoreObject, UploadPartTo,
     },
 };
 use millrace_types::{
-    ByteLen, ClusterId, ErrorKind, Failure, FileName, HostId, InodeId, KeyId, LinkId, LogIndex,
-    SessionId, TargetId, Timestamp,
+    ByteLen, ClusterId, ErrorKind, Failure, FileName, HostId, InodeId, KeyId, LinkId, SessionId,
+    TargetId, Timestamp,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +51,7 @@ use crate::{
 };
 
 mod executing;
+mod trials;
 mod troubles;
 mod uploads;
 
@@ -399,12 +400,8 @@ impl TestServer {
     }
 
     async fn serve(&self, request: Box<dyn Any + Send>) -> Result<Box<dyn Any + Send>, Failure> {
-        let request = match request.downcast::<CheckBucket>() {
-            Ok(check) => {
-                let bucket = self.buckets.bucket(&spec_of(&check.bucket)?)?;
-                bucket.check("", check.write).await?;
-                return Ok(Box::new(Done { index: LogIndex(0) }));
-            }
+        let request = match self.trial(request).await {
+            Ok(answer) => return answer,
             Err(request) => request,
         };
         let request = match request.downcast::<CountRequests>() {

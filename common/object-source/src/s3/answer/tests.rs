@@ -19,7 +19,12 @@ fn refused(status: u16, code: &str) -> Error {
 }
 
 fn answered(method: &Method, status: StatusCode, body: &[u8]) -> Error {
-    refusal(method, status, &HeaderMap::new(), body, &address(), "k")
+    refusal(&ask(method, Some("k")), status, &HeaderMap::new(), body, &address())
+}
+
+fn ask<'a>(method: &Method, key: Option<&'a str>) -> Ask<'a> {
+    let (query, headers, body) = (Vec::new(), HeaderMap::new(), bytes::Bytes::new());
+    Ask { method: method.clone(), key, query, headers, body }
 }
 
 #[test]
@@ -37,6 +42,49 @@ fn each_refusal_says_what_the_caller_must_do() {
     {
         assert!(matches!(refused(403, code), Error::Denied { .. }), "{code}");
     }
+}
+
+#[test]
+fn a_clock_that_is_wrong_is_told_with_the_bucket_s_own_time() {
+    let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error>\
+        <Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the \
+        current time is too large.</Message><RequestTime>20261124T091500Z</RequestTime>\
+        <ServerTime>2026-11-24T11:45:59Z</ServerTime>\
+        <MaxAllowedSkewMilliseconds>900000</MaxAllowedSkewMilliseconds>\
+        <RequestId>1</RequestId><HostId>x</HostId></Error>";
+    // Of a read object_store keeps the document in words.
+    let words = format!("Server returned non-2xx status code: 403 Forbidden: {body}");
+    let denied =
+        object_store::Error::PermissionDenied { path: "k".to_owned(), source: words.into() };
+    let answered = answered(&Method::GET, StatusCode::FORBIDDEN, body.as_bytes());
+    for error in [answered, translate(denied, "k")] {
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("this host's clock is wrong"), "{said}");
+        assert!(said.contains("there it is 2026-11-24T11:45:59Z: set it"), "{said}");
+        assert!(!said.contains("policy"), "no matter of rights: {said}");
+    }
+    // Not every server says what time it is.
+    let said = refused(403, "RequestTimeTooSkewed").to_string();
+    assert!(said.contains("this host's clock is wrong: set it"), "{said}");
+}
+
+#[test]
+fn a_refusal_names_the_right_that_is_missing() {
+    let denied = |method: &Method, key, message: &str| {
+        let body = format!("<Error><Code>AccessDenied</Code><Message>{message}</Message></Error>");
+        let (status, headers) = (StatusCode::FORBIDDEN, HeaderMap::new());
+        let error = refusal(&ask(method, key), status, &headers, body.as_bytes(), &address());
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+        error.to_string()
+    };
+    let read = denied(&Method::GET, Some("k"), "Access Denied");
+    assert!(read.contains("refuses access") && read.contains("needs s3:GetObject"), "{read}");
+    let listed = denied(&Method::GET, None, "Access Denied");
+    assert!(listed.contains("listing needs s3:ListBucket ("), "{listed}");
+    let message = "User: x is not authorized to perform: kms:Decrypt on resource: y";
+    let encrypted = denied(&Method::GET, Some("k"), message);
+    assert!(encrypted.contains("it takes kms:Decrypt") && !encrypted.contains("s3:GetObject"));
 }
 
 #[test]
@@ -70,7 +118,7 @@ fn another_region_is_named() {
         HeaderValue::from_static("eu-west-3"),
     )]);
     let status = StatusCode::MOVED_PERMANENTLY;
-    let error = refusal(&Method::HEAD, status, &headers, b"", &address(), "");
+    let error = refusal(&ask(&Method::HEAD, None), status, &headers, b"", &address());
     assert!(error.to_string().contains("eu-west-3"), "{error}");
     assert!(error.to_string().contains("--region"), "{error}");
 }

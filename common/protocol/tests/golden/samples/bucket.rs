@@ -4,12 +4,13 @@ use millrace_protocol::{
     admin::{FileState, JobFailure},
     bucket::{
         AutoExport, AutoExportsReply, CheckLink, CheckLinkReply, Conflict, ConflictsReply,
-        DeletePropagation, DeletePropagationReply, FileReply, HostCheck, ListAutoExports,
-        ListConflicts, ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation,
-        ShowFile, UnfinishedUpload, UploadsReply,
+        DeletePropagation, DeletePropagationReply, FileReply, HostCheck, HostTrial,
+        ListAutoExports, ListConflicts, ListDeletePropagation, ListUploads, SetAutoExport,
+        SetDeletePropagation, ShowFile, TryLink, TryLinkReply, UnfinishedUpload, UploadsReply,
     },
     cluster::{Bucket, LinkMode},
     session::Caller,
+    target::Tried,
 };
 use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, LinkId, Timestamp};
 
@@ -23,6 +24,9 @@ pub(super) fn all() -> Vec<Sample> {
         credentials: Some("train".into()),
     };
     let denied = Failure::new(ErrorKind::BucketDenied, "the bucket refuses access");
+    let refused = denied.clone();
+    let untried = vec!["reading was not tried: nothing there to read".into()];
+    let tried = Tried { deletes: true, untried };
     let hosts = vec![
         HostCheck { host: "the metadata server".into(), took_ms: 12, result: Ok(()) },
         HostCheck { host: "target host a".into(), took_ms: 900, result: Err(denied) },
@@ -63,7 +67,22 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
             &CheckLink { path: b"/train".to_vec() },
-            &CheckLinkReply { bucket, mode: LinkMode::ImportExport, hosts },
+            &CheckLinkReply { bucket: bucket.clone(), mode: LinkMode::ImportExport, hosts },
+        ),
+        pair(
+            &TryLink { path: b"/train".to_vec() },
+            &TryLinkReply {
+                bucket,
+                mode: LinkMode::ImportExport,
+                hosts: vec![
+                    HostTrial {
+                        host: "the metadata server".into(),
+                        took_ms: 12,
+                        result: Ok(tried),
+                    },
+                    HostTrial { host: "target host a".into(), took_ms: 900, result: Err(refused) },
+                ],
+            },
         ),
         pair(
             &ListConflicts { after: Some(InodeId(6)) },

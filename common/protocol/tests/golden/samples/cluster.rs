@@ -10,8 +10,8 @@ use millrace_protocol::{
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, MarkExportedAt,
         Presence, PresenceReply, Present, Release, StoreInline, StoreInlineReply, StoreObject,
-        StoreObjectReply, Trim, TrimReply, UploadCondition, UploadObject, UploadObjectReply,
-        UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
+        StoreObjectReply, Tried, Trim, TrimReply, TryBucket, UploadCondition, UploadObject,
+        UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{
@@ -126,6 +126,13 @@ fn work() -> Vec<Sample> {
             &PresenceReply { present: vec![present] },
         ),
         pair(&CheckBucket { bucket: bucket(), write: true }, &done()),
+        pair(
+            &TryBucket { bucket: bucket(), read: true, write: false },
+            &Tried {
+                deletes: false,
+                untried: vec!["reading was not tried: nothing there to read".into()],
+            },
+        ),
     ]
     .into_iter()
     .flatten()

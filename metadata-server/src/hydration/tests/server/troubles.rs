@@ -54,7 +54,7 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) job_states: Mutex<Vec<JobState>>,
     /// What reports must leave free of their disk.
     pub(in crate::hydration::tests) reports_keep_free: AtomicU64,
-    /// Targets are from before they told what buckets say of small objects.
+    /// Targets are from before they told what buckets say of small objects, and tried to read.
     pub(in crate::hydration::tests) are_older: AtomicBool,
     /// A snapshot of the metadata runs short of memory.
     pub(in crate::hydration::tests) pressed: watch::Sender<bool>,
