@@ -468,7 +468,7 @@ fn what_another_host_makes_at_that_moment_is_opened_with_the_rights_that_it_give
     let meeting = Barrier::new(2);
     let (of_user, of_root) = thread::scope(|scope| {
         let of_user = || (0..MEETINGS).map(|at| user_opens(&meeting, &here.join(at.to_string())));
-        let user = scope.spawn(|| as_user(|| of_user().collect::<Vec<_>>()));
+        let user = scope.spawn(move || as_user(|| of_user().collect::<Vec<_>>()));
         let of_root = (0..MEETINGS).map(|at| {
             meeting.wait();
             let path = there.join(at.to_string());

@@ -5,7 +5,6 @@ use std::{
     collections::VecDeque,
     io::{BufRead as _, BufReader, Write as _},
     net::{TcpListener, TcpStream},
-    ops::Range,
     sync::Mutex,
     thread,
 };
@@ -25,8 +24,8 @@ struct Damaging {
     endpoint: String,
     bytes: Arc<Vec<u8>>,
     flips: Arc<Mutex<VecDeque<usize>>>,
-    /// What was asked for, of each request: the bytes, and whether all of them.
-    asked: Arc<Mutex<Vec<(Range<usize>, bool)>>>,
+    /// Of each request whether it was for all of the object.
+    asked: Arc<Mutex<Vec<bool>>>,
 }
 
 impl Damaging {
@@ -54,7 +53,7 @@ impl Damaging {
     /// How often all of it was asked for; never a part.
     fn asked(&self) -> usize {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
-        assert!(asked.iter().all(|(_, whole)| *whole), "{asked:?}");
+        assert!(asked.iter().all(|is_whole| *is_whole), "{asked:?}");
         asked.len()
     }
 
@@ -90,8 +89,7 @@ impl Damaging {
                  Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n\r\n",
                 range.len(),
             );
-            let is_whole = told.is_none();
-            self.asked.lock().unwrap().push((range.clone(), is_whole));
+            self.asked.lock().unwrap().push(told.is_none());
             let sent = stream.write_all(answer.as_bytes());
             if sent.and_then(|()| stream.write_all(&body[range])).is_err() {
                 return;

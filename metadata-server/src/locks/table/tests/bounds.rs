@@ -69,7 +69,7 @@ fn deadlocks_among_very_many_are_looked_for_by_looking_at_each_once() {
         assert_eq!(set(&mut table, 3, lock, 1 + owner), Ok(false));
         assert_eq!(set(&mut table, 3, range(OTHER, owner, Read, 0, LockRange::END), 0), Ok(true));
     }
-    let once = usize::try_from(4 * WAITERS).unwrap();
+    let once = usize::try_from(5 * WAITERS).unwrap();
     for owner in 0..3 {
         let lock = range(FILE, owner, Write, READERS, READERS + owner);
         let (outcome, looks) = steps::of(|| table.set(session(3), &lock, 1 + WAITERS + owner));
