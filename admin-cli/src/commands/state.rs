@@ -70,8 +70,8 @@ fn words(report: &StateReport) -> String {
     }
     for SilentTargetReport { id, files, error } in &report.silent_targets {
         text.push_str(&format!(
-            "\ntarget {id} does not say what it holds ({}): {} may lie on it, at least in part, and \
-             what is there is not counted as here",
+            "\ntarget {id} does not say what it holds ({}): {} may lie on it, at least in part, \
+             and what is there is not counted as here",
             shown(error),
             counted(*files, "file")
         ));

@@ -1,6 +1,6 @@
-//! How fast a job is, as a whole and in one directory, and how long what it has found takes at that:
-//! from two looks, because the cluster keeps when a job was asked for, and not when it began to
-//! work, or to count anew after a restart.
+//! How fast a job is, as a whole and in one directory, and how long what it has found takes at
+//! that: from two looks, because the cluster keeps when a job was asked for, and not when it began
+//! to work, or to count anew after a restart.
 
 use std::time::Duration;
 

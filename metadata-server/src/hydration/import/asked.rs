@@ -2,9 +2,9 @@
 //!
 //! An import does not list what was listed since it was asked for: after a restart of the server it
 //! goes on with the rest, and so does one that is started once more because it did not succeed,
-//! which counts as asked for when the first one was. When a directory was listed is in the log, but not when that began. So
-//! the end of a listing is not recorded when an import of the directory was asked for in its
-//! middle: what it had found by then may be older.
+//! which counts as asked for when the first one was. When a directory was listed is in the log, but
+//! not when that began. So the end of a listing is not recorded when an import of the directory was
+//! asked for in its middle: what it had found by then may be older.
 
 use std::sync::{Arc, PoisonError};
 

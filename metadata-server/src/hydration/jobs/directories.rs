@@ -1,8 +1,8 @@
 //! How far a job is in each directory right below its own.
 //!
 //! The first of them have a row of their own, what is in others is summed in one. Of a file the row
-//! is remembered from when the job takes it to when that ends. Bytes count as they come, as with the
-//! whole job, so that who looks twice sees how fast it is in each.
+//! is remembered from when the job takes it to when that ends. Bytes count as they come, as with
+//! the whole job, so that who looks twice sees how fast it is in each.
 
 use std::collections::HashMap;
 
