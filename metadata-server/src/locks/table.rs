@@ -11,7 +11,7 @@
 //!
 //! All of an operation is one turn of the engine, during which nobody else is served. So no
 //! operation goes through what it does not change or answer, however much one session has made
-//! there be of that; and the search for deadlocks ([`super::circles`]) has a bound.
+//! there be of that; and the search for deadlocks (`circles`) has a bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -52,8 +52,10 @@ fn fills_and_looks_up() {
             Ok(())
         })
     };
-    let done = |core: &mut Core| drop(core.execute(None, Command::RegisterHost(register)).unwrap());
-    turn(Box::new(done)).unwrap();
+    turn(Box::new(|core| {
+        core.execute(None, Command::RegisterHost(register)).unwrap();
+    }))
+    .unwrap();
     let directories = stretched(FILES).div_ceil(A_DIRECTORY);
     for directory in 0..directories {
         turn(Box::new(move |core| {

@@ -134,11 +134,7 @@ impl<E: Environment> Importer<E> {
             followed = self.follow_missing(linked, seen, &mut left_out).await;
             tally.left_out = left_out.keys();
         }
-        if left_out.keys() > 0 {
-            let example = left_out.example();
-            tracing::warn!(link = %linked.link, prefix = %linked.prefix, keys = tally.left_out,
-                example, "keys that cannot be file names are left out");
-        }
+        tell_left_out(linked, &left_out);
         left_out.keep(&*self.environment, linked.directory).await?;
         followed?;
         Ok((tally, is_whole))
@@ -209,6 +205,14 @@ impl<E: Environment> Importer<E> {
         let asked = self.environment.now();
         let page = bucket.list_directory(&linked.prefix, ask.after.as_ref()).await?;
         Ok(Answered { range: ask.range, asked, page, room: Some(room) })
+    }
+}
+
+fn tell_left_out(linked: &Linked, left_out: &Tray) {
+    if left_out.keys() > 0 {
+        let (keys, example) = (left_out.keys(), left_out.example());
+        tracing::warn!(link = %linked.link, prefix = %linked.prefix, keys, example,
+            "keys that cannot be file names are left out");
     }
 }
 

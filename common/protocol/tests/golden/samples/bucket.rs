@@ -17,20 +17,6 @@ use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, LinkId, Timestamp};
 use super::{Sample, pair};
 
 pub(super) fn all() -> Vec<Sample> {
-    let bucket = Bucket {
-        url: "s3://b/train".into(),
-        endpoint: Some("http://127.0.0.1:8333".into()),
-        region: None,
-        credentials: Some("train".into()),
-    };
-    let denied = Failure::new(ErrorKind::BucketDenied, "the bucket refuses access");
-    let refused = denied.clone();
-    let untried = vec!["reading was not tried: nothing there to read".into()];
-    let tried = Tried { deletes: true, untried };
-    let hosts = vec![
-        HostCheck { host: "the metadata server".into(), took_ms: 12, result: Ok(()) },
-        HostCheck { host: "target host a".into(), took_ms: 900, result: Err(denied) },
-    ];
     let conflict = Conflict {
         inode: InodeId(7),
         path: b"/run/model.pt".to_vec(),
@@ -66,6 +52,34 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&ShowFile { caller, inode: InodeId(7), counted: true }, &shown),
         pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
+            &ListConflicts { after: Some(InodeId(6)) },
+            &ConflictsReply { conflicts: vec![conflict], more: true },
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .chain(checks())
+    .chain(deletions())
+    .collect()
+}
+
+fn checks() -> Vec<Sample> {
+    let bucket = Bucket {
+        url: "s3://b/train".into(),
+        endpoint: Some("http://127.0.0.1:8333".into()),
+        region: None,
+        credentials: Some("train".into()),
+    };
+    let denied = Failure::new(ErrorKind::BucketDenied, "the bucket refuses access");
+    let refused = denied.clone();
+    let untried = vec!["reading was not tried: nothing there to read".into()];
+    let tried = Tried { deletes: true, untried };
+    let hosts = vec![
+        HostCheck { host: "the metadata server".into(), took_ms: 12, result: Ok(()) },
+        HostCheck { host: "target host a".into(), took_ms: 900, result: Err(denied) },
+    ];
+    [
+        pair(
             &CheckLink { path: b"/train".to_vec() },
             &CheckLinkReply { bucket: bucket.clone(), mode: LinkMode::ImportExport, hosts },
         ),
@@ -84,14 +98,9 @@ pub(super) fn all() -> Vec<Sample> {
                 ],
             },
         ),
-        pair(
-            &ListConflicts { after: Some(InodeId(6)) },
-            &ConflictsReply { conflicts: vec![conflict], more: true },
-        ),
     ]
     .into_iter()
     .flatten()
-    .chain(deletions())
     .collect()
 }
 
