@@ -109,9 +109,9 @@ impl InodeLocks {
         self.flocks.get(&owner).map(|held| held.what)
     }
 
-    /// Whether the session holds the right to append.
-    pub(super) fn may_append(&self, session: SessionId) -> bool {
-        self.appends.range(Owner::all_of(session)).next().is_some()
+    /// The session that holds the right to append.
+    pub(super) fn may_append(&self) -> Option<SessionId> {
+        self.appends.keys().next().map(|owner| owner.session)
     }
 
     /// Whether somebody waits for the right to append, behind whoever has it.
@@ -252,11 +252,11 @@ impl InodeLocks {
         let mut next = self.candidates();
         self.given_up.clear();
         let mut reserved = Vec::new();
-        // Who was found in the way of a piece: what others could have of it nobody needs to ask.
+        // Who is in the way of a piece, and so of all others who wait for it.
         let mut only = BTreeMap::new();
         while let Some((arrival, piece)) = next.pop_first() {
-            let wait = self.wait(arrival).map(|wait| wait.owner);
-            let holder = wait.and_then(|owner| self.in_the_way(owner, piece).next());
+            let owner = self.wait(arrival).map(|wait| wait.owner);
+            let holder = owner.and_then(|owner| self.in_the_way(owner, piece).next());
             let Some(queue) = &mut self.queue else { break };
             if holder.is_none() {
                 reserved.extend(queue.change(arrival, State::Reserved).map(|wait| (arrival, wait)));
@@ -264,7 +264,7 @@ impl InodeLocks {
             let behind = match (holder, only.get(&piece)) {
                 (None, None) => queue.after(piece, arrival),
                 (None, Some(&owner)) => queue.after_of(piece, owner, arrival),
-                // It is in its own way in no wait of its own.
+                // Of the waits for that, it is not in the way of its own alone.
                 (Some(holder), None) => {
                     only.insert(piece, holder);
                     queue.after_of(piece, holder, arrival)
@@ -443,5 +443,33 @@ mod tests {
         assert_eq!(look(&mut entry), (vec![2], vec![2]));
         assert!(entry.end_wait(2).is_some());
         assert!(look(&mut entry).0.is_empty());
+    }
+
+    #[test]
+    fn of_those_who_wait_for_the_same_who_holds_it_is_served_past_the_others() {
+        let (read, write) = (Some(LockKind::Read), Some(LockKind::Write));
+        let mut entry = InodeLocks::default();
+        for number in [1, 2, 3] {
+            entry.set(owner(number), &byte(9, read));
+        }
+        for (arrival, number) in [(1, 5), (2, 2), (3, 1), (4, 5), (5, 1)] {
+            wait(&mut entry, arrival, owner(number), &byte(9, write), State::Queued);
+        }
+        wait(&mut entry, 6, owner(6), &byte(9, read), State::Queued);
+        entry.set(owner(3), &byte(9, None));
+        assert_eq!(
+            look(&mut entry),
+            (vec![1, 6], vec![6]),
+            "two are in the way of those who write"
+        );
+        assert!(entry.end_wait(6).is_some());
+        entry.set(owner(2), &byte(9, None));
+        assert_eq!(look(&mut entry), (vec![1], vec![3, 5]), "in its own way nobody is");
+        for arrival in [3, 5] {
+            assert!(entry.end_wait(arrival).is_some());
+        }
+        entry.set(owner(1), &byte(9, None));
+        assert_eq!(look(&mut entry), (vec![1], vec![1, 4]), "of one owner both");
+        assert_eq!(entry.wait(2).map(|wait| wait.state), Some(State::Queued));
     }
 }

@@ -53,8 +53,8 @@ struct SessionLocks {
     ended: BTreeSet<u64>,
     /// Where it holds something, or waits.
     inodes: BTreeSet<InodeId>,
-    /// Where it holds the right to append.
-    appends: BTreeSet<InodeId>,
+    /// Where it holds the right to append, and others wait for it.
+    wanted: BTreeSet<InodeId>,
     pieces: usize,
 }
 
@@ -77,7 +77,7 @@ pub struct Limits {
 
 impl Default for Limits {
     /// What a database with a lock on each of many pages takes; in all 250 MB here. A search that
-    /// comes to its end takes some ten milliseconds.
+    /// is given up has taken some tens of milliseconds.
     fn default() -> Self {
         Self {
             locks_per_session: 1 << 16,
@@ -206,10 +206,8 @@ impl LockTable {
 
     /// Files whose right to append the session holds, and others wait for; in ascending order.
     pub fn wanted(&self, session: SessionId) -> impl Iterator<Item = InodeId> + '_ {
-        let appends = self.sessions.get(&session).map(|locks| &locks.appends);
-        let wanted =
-            |inode: &InodeId| self.inodes.get(inode).is_some_and(InodeLocks::is_append_wanted);
-        appends.into_iter().flatten().copied().filter(wanted)
+        let wanted = self.sessions.get(&session).map(|locks| &locks.wanted);
+        wanted.into_iter().flatten().copied()
     }
 
     /// Sessions that others have begun to wait for since the last call.
@@ -339,9 +337,6 @@ impl LockTable {
                 locks.pieces -= count;
             }
         }
-        if let Some(locks) = self.sessions.get_mut(&session) {
-            locks.appends.remove(&inode);
-        }
         self.serve(inode);
         self.tidy(inode, session);
     }
@@ -356,16 +351,10 @@ impl LockTable {
         if lock.space == LockSpace::Range {
             self.owners.hold(owner, before, after);
         }
-        if lock.space == LockSpace::Append {
-            let entry = &self.inodes[&lock.inode];
-            match entry.may_append(owner.session) {
-                false => drop(session.appends.remove(&lock.inode)),
-                true => drop(session.appends.insert(lock.inode)),
-            }
-            // Those behind it in the queue wait for this one from now on.
-            if lock.kind.is_some() && entry.is_append_wanted() {
-                self.wants.insert(owner.session);
-            }
+        // Those behind it in the queue wait for this one from now on.
+        let may_append = lock.space == LockSpace::Append && lock.kind.is_some();
+        if may_append && entry.is_append_wanted() {
+            self.wants.insert(owner.session);
         }
         self.pieces = self.pieces + after - before;
     }
@@ -401,9 +390,18 @@ impl LockTable {
         self.break_circles(inode, &gained);
     }
 
-    /// Forgets what is empty.
+    /// Forgets what is empty, and notes whose right to append is wanted.
     fn tidy(&mut self, inode: InodeId, session: SessionId) {
         let entry = self.inodes.get(&inode);
+        let holder = entry.and_then(InodeLocks::may_append);
+        let wanted = holder.filter(|_| entry.is_some_and(InodeLocks::is_append_wanted));
+        for session in holder.into_iter().chain([session]) {
+            let Some(locks) = self.sessions.get_mut(&session) else { continue };
+            match wanted == Some(session) {
+                true => drop(locks.wanted.insert(inode)),
+                false => drop(locks.wanted.remove(&inode)),
+            }
+        }
         if !entry.is_some_and(|entry| entry.has(session))
             && let Some(locks) = self.sessions.get_mut(&session)
         {
