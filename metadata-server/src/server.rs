@@ -38,8 +38,6 @@ mod names;
 mod recalls;
 mod roles;
 mod rooms;
-mod states;
-mod trials;
 mod upkeep;
 
 pub use backup::Backups;
