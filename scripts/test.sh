@@ -121,6 +121,8 @@ run_random() {
     more LENGTH=100 -- mount directories::
     more LENGTH=10 -- cluster exactly_once::
     more LENGTH=10 -- cluster killed_jobs::
+    # Daemons of the tests stand for those of several hosts, but for these.
+    more SAME_HOST_STREAMS=64 -- cluster crashes:: exactly_once:: killed_jobs:: flood:: unwritten::
     more LENGTH=400 -- kernel stress
     more LENGTH=10 -- processes
     return "$failed"
