@@ -9,6 +9,10 @@
 //! listed too, which empties it, and goes if it was imported and nobody changed it here. An object
 //! of its name does not keep it, and has its place then.
 //!
+//! Of a directory and an object of one name a page hands on the directory. A file that has kept its
+//! name from it, because it is more than the object, is asked for alone: it follows the object as
+//! others do, and the directory comes where it goes.
+//!
 //! Lookups wait for what they need and not longer: for the answer about their own name or for the
 //! listing, whichever comes first, two seconds at most. A bucket that is away costs them nothing
 //! for a while: they are answered from what is known.
@@ -97,7 +101,12 @@ fn hash(name: &FileName, is_directory: bool) -> u64 {
 /// A name of the tree that the bucket does not list.
 #[derive(Debug)]
 enum Missing {
-    File(Box<Object>),
+    File {
+        name: FileName,
+        object: Box<Object>,
+        /// Whether the bucket lists a directory of its name, which a page shows alone.
+        is_beside: bool,
+    },
     Directory {
         name: FileName,
         inode: InodeId,
@@ -209,14 +218,16 @@ impl<E: Environment> Importer<E> {
         })
     }
 
-    /// The same of one name. Tells the key of an object that has the place of a directory now.
+    /// The same of one name. Tells the key of what has the place now of what was in its way.
     async fn follow_one(
         self: &Arc<Self>,
         linked: &Linked,
         missing: Missing,
     ) -> Result<Option<String>, Failure> {
         let (name, inode, prefix, has_object) = match missing {
-            Missing::File(object) => return self.observe(&object).await.map(|_| None),
+            Missing::File { name, object, is_beside } => {
+                return self.follow_file(linked, &name, &object, is_beside).await;
+            }
             Missing::Directory { name, inode, prefix, has_object } => {
                 (name, inode, prefix, has_object)
             }
@@ -241,6 +252,23 @@ impl<E: Environment> Importer<E> {
         }
         self.probe(linked, &name).await?;
         Ok(Some(key))
+    }
+
+    /// The same of a file. Where it goes, a directory of its name that was in the bucket beside its
+    /// object comes.
+    async fn follow_file(
+        &self,
+        linked: &Linked,
+        name: &FileName,
+        object: &Object,
+        is_beside: bool,
+    ) -> Result<Option<String>, Failure> {
+        let (observation, _) = self.observe(object).await?;
+        if !is_beside || observation != Observation::Removed {
+            return Ok(None);
+        }
+        self.probe(linked, name).await?;
+        Ok(Some(format!("{}/", key_of(&linked.prefix, name))))
     }
 
     /// Whether an object can be asked for that is to have the place of a directory: a name must not
@@ -429,10 +457,13 @@ fn missing(
     let last = (page.len() == BATCH_MAX).then(|| page.last().map(|(_, entry)| entry.cookie));
     let mut missing = Vec::new();
     for (name, entry) in page {
-        let has_object = seen.has_object(&name);
-        // A file may be one whose place a directory could not take.
-        let is_shown =
-            seen.has_directory(&name) || (has_object && entry.kind != FileKind::Directory);
+        let (has_object, has_directory) = (seen.has_object(&name), seen.has_directory(&name));
+        let is_shown = match entry.kind {
+            FileKind::Directory => has_directory,
+            // One whose place a directory could not take: its object may be there or not.
+            FileKind::Regular => has_object,
+            _ => has_object || has_directory,
+        };
         if is_shown {
             continue;
         }
@@ -442,7 +473,8 @@ fn missing(
                 let own = object.link == linked.link && object.key == key_of(&linked.prefix, &name);
                 // A conflict stays one, whatever becomes of the object.
                 if own && object.known.is_some() && !object.is_conflict() {
-                    missing.push(Missing::File(Box::new(object)));
+                    let (object, is_beside) = (Box::new(object), has_directory);
+                    missing.push(Missing::File { name, object, is_beside });
                 }
             }
             FileKind::Directory => {

@@ -30,6 +30,8 @@ pub(in crate::hydration) struct Found {
     mode: u16,
     uid: u32,
     gid: u32,
+    /// Of a directory: whether its page has an object of its name, too.
+    is_over_object: bool,
 }
 
 /// What an entry takes in a command besides its texts, or more.
@@ -53,6 +55,7 @@ impl Found {
             mode: Defaults::DIRECTORY_MODE,
             uid,
             gid,
+            is_over_object: false,
         }
     }
 
@@ -71,6 +74,7 @@ impl Found {
             mode: attributes.mode.map_or(FILE_MODE, permissions),
             uid: attributes.uid.unwrap_or(linked.defaults.uid),
             gid: attributes.gid.unwrap_or(linked.defaults.gid),
+            is_over_object: false,
         }
     }
 
@@ -80,6 +84,11 @@ impl Found {
 
     pub(super) fn kind(&self) -> &ImportKind {
         &self.kind
+    }
+
+    /// Whether it stands for an object of its name, too, which its page does not show beside it.
+    pub(super) fn is_over_object(&self) -> bool {
+        self.is_over_object
     }
 
     /// A directory with what the metadata of its own object say. Its time stays that of an imported
@@ -117,7 +126,7 @@ impl Found {
     }
 
     pub(super) fn into_entry(self, inode: InodeId, seed: u32) -> ImportEntry {
-        let Self { name, kind, modified, mode, uid, gid } = self;
+        let Self { name, kind, modified, mode, uid, gid, is_over_object: _ } = self;
         ImportEntry { name, inode, seed, mode, uid, gid, modified, kind }
     }
 }
@@ -162,27 +171,29 @@ pub(in crate::hydration) fn key_of(prefix: &str, name: &FileName) -> String {
     format!("{prefix}{}", String::from_utf8_lossy(name.as_bytes()))
 }
 
-/// The names of a page, and the keys of objects that are left out because a directory on it has
-/// their name. What lies on another page is settled by what is here, in the same way.
-pub(in crate::hydration) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, Vec<String>) {
-    let is_directory = |entry: &&Entry| entry.kind == EntryKind::Directory;
-    let directories: HashSet<&FileName> =
-        page.entries.iter().filter(is_directory).map(|entry| &entry.name).collect();
-    let mut shadowed = Vec::new();
-    let mut found = Vec::with_capacity(page.entries.len());
-    for entry in &page.entries {
-        match &entry.kind {
-            EntryKind::Directory => found.push(Found::directory(entry.name.clone(), linked)),
-            EntryKind::Object(_) if directories.contains(&entry.name) => {
-                shadowed.push(key_of(&linked.prefix, &entry.name));
-            }
-            EntryKind::Object(version) => {
-                let attributes = PosixAttributes::default();
-                found.push(Found::object(entry.name.clone(), version, attributes, linked));
-            }
+/// The names of a page. Of a directory and an object of one name it is the directory, which says
+/// so. What lies on another page is settled by what is here, in the same way.
+pub(in crate::hydration) fn of_page(page: &Page, linked: &Linked) -> Vec<Found> {
+    let names_of = |kind: fn(&EntryKind) -> bool| -> HashSet<&FileName> {
+        let entries = page.entries.iter().filter(|entry| kind(&entry.kind));
+        entries.map(|entry| &entry.name).collect()
+    };
+    let directories = names_of(|kind| *kind == EntryKind::Directory);
+    let objects = match directories.is_empty() {
+        true => HashSet::new(),
+        false => names_of(|kind| *kind != EntryKind::Directory),
+    };
+    let found = page.entries.iter().filter_map(|Entry { name, kind }| match kind {
+        EntryKind::Directory => {
+            let is_over_object = objects.contains(name);
+            Some(Found { is_over_object, ..Found::directory(name.clone(), linked) })
         }
-    }
-    (found, shadowed)
+        EntryKind::Object(_) if directories.contains(name) => None,
+        EntryKind::Object(version) => {
+            Some(Found::object(name.clone(), version, PosixAttributes::default(), linked))
+        }
+    });
+    found.collect()
 }
 
 fn permissions(mode: u32) -> u16 {
@@ -236,8 +247,11 @@ mod tests {
             ],
             ..Page::default()
         };
-        let (found, shadowed) = of_page(&page, &linked());
-        assert_eq!(shadowed, ["data/a"]);
+        let found = of_page(&page, &linked());
+        assert_eq!(
+            (found.len(), found[0].is_over_object(), found[1].is_over_object()),
+            (2, true, false)
+        );
         let entry = found[0].clone().into_entry(InodeId(5), 1);
         assert_eq!((entry.kind, entry.mode, entry.uid), (ImportKind::Directory, 0o755, 7));
         let ImportKind::File(origin) = &found[1].kind else { panic!("a file") };

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 
 use millrace_object_source::{Bucket, Page, tallied};
-use millrace_protocol::left_out::LeftOutReason;
 use millrace_types::{ErrorKind, Failure, Timestamp};
 use tokio::task::{JoinError, JoinSet};
 
@@ -98,11 +97,8 @@ impl<E: Environment> Importer<E> {
                 (tally, left_out) = (Tally::default(), Tray::default());
                 continue;
             }
-            let (mut found, shadowed) = entries::of_page(&page, linked);
+            let mut found = entries::of_page(&page, linked);
             left_out.add_page(page.skipped, &page.left_out);
-            for key in shadowed {
-                left_out.add(&key, LeftOutReason::Directory);
-            }
             tally.names += found.len() as u64;
             tally.bytes += found.iter().map(|found| found.bytes()).sum::<u64>();
             if again {

@@ -29,32 +29,35 @@ impl<E: Environment> Importer<E> {
 
 fn sort(view: &dyn View, linked: &Linked, found: Vec<Found>) -> Result<Sorted, Failure> {
     let known = known(view, linked.directory, &found)?;
-    let mut shadowed = Vec::new();
-    if known.is_empty() {
-        return Ok((found, shadowed));
-    }
     let of_link =
         LinkedDirectory { link: linked.link, prefix: linked.prefix.clone(), listed: linked.listed };
+    let mut shadowed = Vec::new();
     let mut kept = Vec::with_capacity(found.len());
     for found in found {
         let entry = known.get(found.name());
         match (found.kind(), entry.map(|entry| (entry, entry.kind))) {
             (ImportKind::File(origin), Some((_, FileKind::Directory))) => {
                 shadowed.push((origin.key.clone(), LeftOutReason::Directory));
+                continue;
             }
             (ImportKind::Directory, Some((entry, FileKind::Regular))) => {
                 let inode = tree::named(view, entry).map_err(broken)?;
                 let key = key_of(&linked.prefix, found.name());
-                if inode.is_object_of(&of_link, found.name()) {
-                    // The directory takes its place.
-                    shadowed.push((key, LeftOutReason::Directory));
-                    kept.push(found);
-                } else {
+                if !inode.is_object_of(&of_link, found.name()) {
+                    // Whether its object changed is asked for where names are missing.
                     shadowed.push((format!("{key}/"), LeftOutReason::File));
+                    continue;
                 }
+                // The directory takes its place.
+                shadowed.push((key, LeftOutReason::Directory));
             }
-            _ => kept.push(found),
+            (ImportKind::Directory, _) if found.is_over_object() => {
+                let key = key_of(&linked.prefix, found.name());
+                shadowed.push((key, LeftOutReason::Directory));
+            }
+            _ => {}
         }
+        kept.push(found);
     }
     Ok((kept, shadowed))
 }

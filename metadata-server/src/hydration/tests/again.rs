@@ -35,7 +35,7 @@ async fn a_page_that_was_asked_for_before_an_export_brings_no_removed_file_back(
     world.export("/data/file").await;
     remove(&world, "/data/file", false).await;
 
-    let (found, _) = entries::of_page(&old, &linked);
+    let found = entries::of_page(&old, &linked);
     assert_eq!(importer.import(data, asked, found).await.unwrap(), Import::Partial);
     assert!(names(&world, "/data").await.is_empty(), "it was removed");
     assert_eq!(world.deletes().await.waiting, 1, "and its object is to be deleted");
@@ -44,7 +44,7 @@ async fn a_page_that_was_asked_for_before_an_export_brings_no_removed_file_back(
     world.put("file", b"somebody else's");
     let asked = world.server.now();
     let page = world.bucket.list_directory("", None).await.unwrap();
-    let (found, _) = entries::of_page(&page, &linked);
+    let found = entries::of_page(&page, &linked);
     assert_eq!(importer.import(data, asked, found).await.unwrap(), Import::Whole);
     assert_eq!(names(&world, "/data").await, ["file"]);
 }
@@ -59,7 +59,7 @@ async fn a_late_page_names_what_was_never_here_also_where_others_were_removed() 
     let asked = world.server.now();
     let page = world.bucket.list_directory("", None).await.unwrap();
     remove(&world, "/data/gone", false).await;
-    let (found, _) = entries::of_page(&page, &linked);
+    let found = entries::of_page(&page, &linked);
     let imported = world.hydration.importer.import(data, asked, found).await.unwrap();
     assert_eq!(imported, Import::Whole, "the whiteout hides what was removed");
     assert_eq!(names(&world, "/data").await, ["new"]);
@@ -76,7 +76,7 @@ async fn when_a_directory_was_modified_says_nothing_as_users_set_that() {
         let page = async || {
             let asked = world.server.now();
             let page = world.bucket.list_directory("", None).await.unwrap();
-            (asked, entries::of_page(&page, &linked).0)
+            (asked, entries::of_page(&page, &linked))
         };
         let (asked, found) = page().await;
         world.write("/data/file", b"written here").await;

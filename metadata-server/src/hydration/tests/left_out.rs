@@ -49,12 +49,9 @@ async fn import(world: &World, entries: Vec<Entry>) -> Vec<LeftOutKey> {
 async fn import_page(world: &World, page: Page) -> Vec<LeftOutKey> {
     let data = world.find("/data").await.unwrap().id;
     let linked = world.server.read(move |view| linked(view, data)).await.unwrap().unwrap();
-    let (found, shadowed) = entries::of_page(&page, &linked);
+    let found = entries::of_page(&page, &linked);
     let mut tray = Tray::default();
     tray.add_page(page.skipped, &page.left_out);
-    for key in shadowed {
-        tray.add(&key, LeftOutReason::Directory);
-    }
     let (importer, asked) = (&world.hydration.importer, world.server.now());
     importer.import_page(&world.bucket, &linked, asked, found, &mut tray).await.unwrap();
     tray.keep(&*world.server, data).await.unwrap();
@@ -104,8 +101,13 @@ async fn a_file_that_was_changed_here_stays_and_what_is_below_its_name_is_left_o
     let a = world.find("/data/a").await.unwrap().id;
     world.server.open_write(a).await;
     world.server.commit(a, 7).await;
-    let told = import(&world, vec![entry("a", EntryKind::Directory)]).await;
-    assert_eq!(told, [LeftOutKey { key: "a/".to_owned(), reason: LeftOutReason::File }]);
+    for page in [
+        vec![entry("a", EntryKind::Directory)],
+        vec![entry("a", object()), entry("a", EntryKind::Directory)],
+    ] {
+        let told = import(&world, page).await;
+        assert_eq!(told, [LeftOutKey { key: "a/".to_owned(), reason: LeftOutReason::File }]);
+    }
     assert_eq!(world.state("/data/a").await, ObjectState::Dirty);
     assert_eq!(world.find("/data/a").await.unwrap().size, 7);
 }

@@ -102,7 +102,7 @@ async fn an_answer_that_is_older_than_what_the_file_knows_changes_nothing() {
     }
     world.write("/data/dirty", b"written here").await;
 
-    let (found, _) = entries::of_page(&old, &linked);
+    let found = entries::of_page(&old, &linked);
     importer.import(data, asked, found.clone()).await.unwrap();
     assert_eq!(world.find("/data/clean").await.unwrap().size, 8);
     assert_eq!(world.state("/data/dirty").await, ObjectState::Dirty, "no conflict");
@@ -126,7 +126,7 @@ async fn a_page_that_is_too_long_for_one_command_is_imported_by_several() {
         Entry { name: name(&format!("{nth:03}")), kind }
     };
     let page = Page { entries: (0..1000).map(entry).collect(), ..Page::default() };
-    let (found, _) = entries::of_page(&page, &linked);
+    let found = entries::of_page(&page, &linked);
     let commands = world.server.commands();
     world.hydration.importer.import(data, world.server.now(), found).await.unwrap();
     assert_eq!(world.server.commands() - commands, 3);
