@@ -62,6 +62,7 @@ pub(crate) use place::of_key as place_of_key;
 pub(crate) use rename::KEEPS_PLACE_LEVEL;
 use transaction::Transaction;
 pub(crate) use trust::unnamed;
+pub(crate) use xattr::CAPABILITY;
 
 /// The newest behaviour that this program knows; a server that starts has its log go on with it.
 ///

@@ -190,6 +190,7 @@ fn attributes_of_the_system_are_kept_for_whom_they_are() -> Result<()> {
         "os.setxattr('file', 'user.' + 'n' * 251, b'')",
         "os.setxattr('file', 'user.long', b'x' * 65537)",
         "os.setxattr('file', 'nothing', b'')",
+        "os.setxattr('file', 'user.', b'')",
         "os.setxattr('link', 'user.a', b'', follow_symlinks=False)",
         "os.setxattr('link', 'trusted.a', b'', follow_symlinks=False)",
         "os.setxattr('dir', 'user.a', b'')",
@@ -276,6 +277,41 @@ fn a_programs_capabilities_go_when_its_bytes_or_its_owner_change() -> Result<()>
     assert!(said.contains("b'\\x01"), "what changes neither leaves them: {said}");
     Ok(())
 }
+
+/// The kernel has them removed first, in the name of whoever changes the program.
+#[test]
+fn whoever_may_change_a_program_may_do_so_and_its_capabilities_go() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let mount = mounted(&cluster, "security_xattrs")?;
+    let mut script = "chmod 777 .; cp /etc/passwd /etc/group .".to_owned();
+    for (user, change) in [
+        ("1000:1000:1000", "truncate --size=10 program"),
+        ("1000:1000:1000", "fallocate --punch-hole --offset=0 --length=4096 program"),
+        ("1000:1000:2000", "chgrp 2000 program"),
+        ("1000:1000:1000", "chown 1000 program"),
+        ("1000:1000:1000", "dd if=passwd of=program bs=10 count=1 conv=notrunc status=none"),
+        ("1000:1000:1000", "cp group program"),
+        ("1001:1001:1001", "truncate --size=10 program"),
+        ("1001:1001:1001", "chgrp 1001 program"),
+        ("1000:1000:1000", "setfattr --remove=security.capability program"),
+    ] {
+        script += &format!(
+            "
+            rm -f program; head -c 9000 /dev/zero >program
+            chown 1000:1000 program; chmod 757 program
+            setfattr --name=security.capability --value={CAPABILITY} program
+            as {user} '{change} && echo done || echo refused'
+            stat --format='%s %g %a' program
+            getfattr --name=security.capability --encoding=hex program || echo none",
+        );
+    }
+    let said = said_alike(&cluster, &mount, &script)?;
+    assert!(said.contains("done") && said.contains(CAPABILITY), "{said}");
+    Ok(())
+}
+
+/// To listen on ports below 1024.
+const CAPABILITY: &str = "0x0100000200040000000000000000000000000000";
 
 #[test]
 fn every_one_of_forty_groups_counts() -> Result<()> {

@@ -147,7 +147,7 @@ fn cost(name: &[u8], value: &[u8]) -> u32 {
 const BYTES_MAX: u32 = 64 * 1024 + 255;
 
 /// What a program may do that is not allowed to its user.
-const CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 /// The feature level from which on it goes when the program changes.
 const CAPABILITY_LEVEL: u32 = 2;

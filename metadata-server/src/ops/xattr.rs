@@ -12,7 +12,7 @@ use millrace_types::{ErrorKind, Failure};
 
 use super::{Client, Step, broken, is_repeated};
 use crate::{
-    apply::ApplyError,
+    apply::{ApplyError, CAPABILITY},
     command::{self, Command},
     engine::Core,
     namespace::{
@@ -83,6 +83,9 @@ pub fn set(core: &mut Core, client: &Client, request: &SetXattr) -> Result<Step<
         return Ok(Step::Done(Done { index: core.last_index() }));
     }
     let inode = client.enter(core, request.inode)?;
+    if matches!(&request.name[..], b"user." | b"trusted." | b"security.") {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
     let command = Command::SetXattr(command::SetXattr {
         caller: client.caller(&request.caller),
         inode: inode.id,
@@ -109,14 +112,40 @@ pub fn remove(
         return Ok(Step::Done(Done { index: core.last_index() }));
     }
     let inode = client.enter(core, request.inode)?;
+    let mut caller = client.caller(&request.caller);
+    if may_drop(core.view(), &caller, &inode, &request.name).map_err(|error| core.failure(error))? {
+        caller = Caller::ROOT;
+    }
     let command = Command::RemoveXattr(command::RemoveXattr {
-        caller: client.caller(&request.caller),
+        caller,
         inode: inode.id,
         name: request.name.clone(),
     });
     core.execute(Some(request.operation), command)?;
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
+}
+
+/// Whether it is what a program may do that is to go, of a file that is the caller's to change. A
+/// kernel takes it away before somebody cuts or gives away a file, and asks in that one's name; who
+/// removes it by hand it has checked by itself.
+fn may_drop(
+    view: &dyn View,
+    caller: &Caller,
+    inode: &Inode,
+    name: &[u8],
+) -> Result<bool, ApplyError> {
+    if name != CAPABILITY {
+        return Ok(false);
+    }
+    if permission::check_owner(caller, inode).is_ok() {
+        return Ok(true);
+    }
+    match permission::check(view, caller, inode, Access::Write) {
+        Ok(()) => Ok(true),
+        Err(ApplyError::Refused(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn check_read(

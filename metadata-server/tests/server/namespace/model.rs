@@ -66,7 +66,7 @@ const SETGID: u16 = 0o2000;
 const STICKY: u16 = 0o1000;
 
 /// What a program may do; goes when its bytes or its owner change.
-const CAPABILITY: &[u8] = b"security.capability";
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
 /// A chunk of 8 MiB for each 32-bit index.
 const SIZE_MAX: u64 = 8 << 20 << 32;

@@ -204,7 +204,16 @@ impl Test {
 
     fn xattr(&self) -> Vec<u8> {
         let capability = &b"security.capability"[..];
-        let names = [capability, ACCESS, DEFAULT, b"user.a", b"user.b", b"trusted.c", b"system.d"];
+        let names: [&[u8]; 8] = [
+            capability,
+            ACCESS,
+            DEFAULT,
+            b"user.a",
+            b"user.b",
+            b"user.",
+            b"trusted.c",
+            b"system.d",
+        ];
         pick(&self.random, &names).unwrap().to_vec()
     }
 

@@ -5,13 +5,13 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{
-    ErrorKind::{Exists, NoData, NoSpace, NotPermitted, NotSupported},
+    ErrorKind::{Exists, InvalidArgument, NoData, NoSpace, NotPermitted, NotSupported},
     InodeId,
 };
 
 use super::{
     acl::{ACCESS, DEFAULT},
-    model::{Answer, Model},
+    model::{Answer, CAPABILITY, Model},
 };
 
 /// Linux's limit for one value, and for the names and values of one inode here.
@@ -23,6 +23,10 @@ impl Model {
         if matches!(&request.name[..], ACCESS | DEFAULT) {
             let place = (request.inode, &request.name[..]);
             return self.set_list(place, &request.caller, Some(&request.value));
+        }
+        self.node(request.inode)?;
+        if request.name.ends_with(b".") {
+            return Err(InvalidArgument);
         }
         self.may_change(&request.caller, request.inode, &request.name)?;
         let xattrs = &self.nodes[&request.inode].xattrs;
@@ -48,7 +52,10 @@ impl Model {
         if matches!(&request.name[..], ACCESS | DEFAULT) {
             return self.set_list((request.inode, &request.name), &request.caller, None);
         }
-        self.may_change(&request.caller, request.inode, &request.name)?;
+        // The kernel takes it away in the name of whoever changes the file.
+        if request.name != CAPABILITY || !self.is_his(&request.caller, request.inode)? {
+            self.may_change(&request.caller, request.inode, &request.name)?;
+        }
         let node = self.nodes.get_mut(&request.inode).unwrap();
         node.xattrs.remove(&request.name).ok_or(NoData)?;
         self.mark_changed(request.inode);
@@ -72,6 +79,11 @@ impl Model {
         let names = self.node(id)?.xattrs.keys();
         let shown = names.filter(|name| caller.uid == 0 || !name.starts_with(b"trusted."));
         Ok(shown.cloned().collect())
+    }
+
+    /// Whether somebody owns an inode or may write to it.
+    fn is_his(&self, caller: &Caller, id: InodeId) -> Answer<bool> {
+        Ok(self.node(id)?.uid == caller.uid || self.may_write(caller, id).is_ok())
     }
 
     fn may_change(&self, caller: &Caller, id: InodeId, name: &[u8]) -> Answer<()> {
