@@ -112,6 +112,7 @@ run_random() {
     more ROUNDS=10 LENGTH=4 -- server replay::
     more ROUNDS=40 LENGTH=6 -- server namespace::
     more ROUNDS=2000 -- server every_start_finds
+    more ROUNDS=2000 -- server with_a_mounted_store a_mounted_store_holds
     more LENGTH=10 -- power what_the_model_holds
     more LENGTH=10 SEED="$(date +%s)" -- formats
     more ROUNDS=10000 -- power after_any_end
@@ -175,8 +176,9 @@ sweep() {
             kill -KILL "${process#/proc/}" 2>/dev/null || true
         fi
     done
+    # By force: a process that waits for a mount of its own cannot even be killed.
     while read -r point; do
-        umount --lazy "$point" 2>/dev/null || true
+        umount --force --lazy "$point" 2>/dev/null || true
     done < <(cut --delimiter=' ' --fields=5 /proc/self/mountinfo | grep --fixed-strings "$work/")
     [[ -z $ring_before ]] || echo "$ring_before" >"$ring"
     rm --recursive --force --one-file-system "$work"

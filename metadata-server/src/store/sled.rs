@@ -71,6 +71,8 @@ impl SledStore {
             .cache_capacity(cache_bytes)
             .mode(::sled::Mode::HighThroughput)
             .flush_every_ms(Some(FLUSH_EVERY_MS));
+        let failed = |source| StoreError::Engine { engine: ENGINE, source };
+        remove_unfinished(dir).map_err(failed)?;
         let db = open_when_free(&config).map_err(broken)?;
         let contents = db.open_tree(CONTENTS).map_err(broken)?;
         let handles = Some(Handles { contents, copies: Vec::new(), db });
@@ -79,6 +81,9 @@ impl SledStore {
         store.complete_old()?;
         store.complete()?;
         store.move_contents()?;
+        // A checkpoint syncs what is in the directory.
+        let parent = File::open(dir.parent().unwrap_or(dir));
+        parent.and_then(|parent| parent.sync_all()).map_err(failed)?;
         Ok(store)
     }
 
@@ -331,6 +336,30 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
     }
     File::open(dir)?.sync_all()
 }
+
+/// Removes what an opening has left that did not come to its end: sled would take it for its own,
+/// and the store for damaged.
+fn remove_unfinished(dir: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        // It gets its name when it is whole.
+        if path.extension().is_some_and(|extension| extension == GENERATING) {
+            fs::remove_file(path)?;
+        }
+    }
+    // The first file is written before there is another one.
+    if !dir.join("db").exists() && dir.join("conf").exists() {
+        fs::remove_file(dir.join("conf"))?;
+    }
+    Ok(())
+}
+
+/// The end of the name of an image of sled's index that is being written.
+const GENERATING: &str = "generating";
 
 /// How long a store is waited for that somebody holds. sled's threads let go of its files some
 /// moments after it was closed, and a process that was killed some after its end was told; taken

@@ -9,16 +9,24 @@
 //! (`history`); or any command, mostly of sessions that open, write, cut, close and remove files,
 //! and that end when they are silent. In either case the log has what was asked for and answered,
 //! and the store what that makes (`ledger`). Below it is a store in memory that forgets as sled may
-//! (`stores`), or one of a real engine that is behind the log, ahead of what is left of it, damaged
-//! or gone (`folders`).
+//! (`stores`), one of a real engine that is behind the log, ahead of what is left of it, damaged or
+//! gone (`folders`), or one of a real engine that writes to the same disk as the log does, through
+//! the kernel, and stops at any of its writes (`mounted`). Such stores are also tested without a
+//! server (`engines`).
 //!
 //! A failure prints its seed: `MILLRACE_TEST_SEED=N cargo test -p millrace-metadata-server --test
 //! server power` runs it again.
 
+mod below;
+mod disk;
+mod engines;
 mod folders;
 mod ledger;
+mod mounted;
 mod names;
+mod process;
 mod reads;
+mod served;
 mod stores;
 mod syncs;
 mod world;
@@ -32,29 +40,31 @@ use std::{
     time::Duration,
 };
 
-use folders::{Folders, Left};
+use below::{Below, Place};
+use disk::{Ending, Lie};
+use folders::Left;
 use ledger::Ledger;
 use millrace_metadata_server::{
     apply,
     command::{Command, Envelope},
     engine::{
-        Core, EngineSettings, StoreKind,
+        Core, EngineSettings,
         marker::Marker,
-        snapshots::{Place, Purpose, Taking},
+        snapshots::{self, Purpose, Taking},
     },
     log::{self, LogError},
     namespace::tree,
     ops,
     snapshot::{kept, load::load},
-    store::{MetaStore as _, Stores, keys, memory::MemoryStore, records::SessionRecord},
+    store::{MetaStore as _, StoreError, keys, memory::MemoryStore, records::SessionRecord},
 };
 use millrace_protocol::session::{Operation, RenewTicket};
 use millrace_runtime::Random;
 use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, SessionId};
 use names::{State, create, remove, rename};
-use stores::LossyStores;
+use served::can_mount;
 use tempfile::TempDir;
-use world::{Ending, Lie, World};
+use world::World;
 
 use crate::{
     chance::{for_each_seed, percent, pick},
@@ -82,21 +92,6 @@ enum Work {
     Commands,
 }
 
-/// The store below, and what an end makes of it.
-enum Below {
-    Lossy(LossyStores),
-    Folders(Folders),
-}
-
-impl Below {
-    fn stores(&self) -> Arc<dyn Stores> {
-        match self {
-            Self::Lossy(stores) => Arc::new(stores.clone()),
-            Self::Folders(folders) => Arc::new(folders.clone()),
-        }
-    }
-}
-
 /// What became of a command.
 enum Said {
     /// It was executed, or had been.
@@ -109,7 +104,8 @@ enum Said {
 #[test]
 fn every_start_finds_what_was_promised_whenever_the_run_before_ended() {
     for_each_seed(200, |random| {
-        let starts = Story::new(random, Fault::Nothing, Work::Names, None).run(12).unwrap();
+        let starts =
+            Story::new(random, Fault::Nothing, Work::Names, Place::Memory).run(12).unwrap();
         assert!(starts > 0, "some starts come to their end");
     });
 }
@@ -119,9 +115,32 @@ fn every_start_finds_what_was_promised_whenever_the_run_before_ended() {
 fn every_start_finds_the_commands_that_were_promised_whatever_became_of_the_store() {
     let starts = Cell::new(0);
     for_each_seed(200, |random| {
-        let kind = percent(&random, 25).then(|| *pick(&random, &ON_DISK).unwrap());
-        let mut story = Story::new(random, Fault::Nothing, Work::Commands, kind);
+        let place = match percent(&random, 25) {
+            true => Place::Folder(*pick(&random, &ON_DISK).unwrap()),
+            false => Place::Memory,
+        };
+        let mut story = Story::new(random, Fault::Nothing, Work::Commands, place);
         starts.set(starts.get() + story.run(6).unwrap());
+    });
+    assert!(starts.get() > 0, "some starts come to their end");
+}
+
+/// The disk stops among the writes of the store too.
+#[test]
+fn a_server_with_a_mounted_store_finds_what_was_promised_whenever_the_run_before_ended() {
+    if !can_mount() {
+        return;
+    }
+    let starts = Cell::new(0);
+    for_each_seed(70, |random| {
+        for work in [Work::Names, Work::Commands] {
+            let random = Random::seeded(random.number());
+            let kind = *pick(&random, &ON_DISK).unwrap();
+            let mut story = Story::new(random, Fault::Nothing, work, Place::Disk(kind));
+            let started = story.run(6);
+            let started = started.unwrap_or_else(|error| panic!("{kind:?}, {work:?}: {error}"));
+            starts.set(starts.get() + started);
+        }
     });
     assert!(starts.get() > 0, "some starts come to their end");
 }
@@ -132,7 +151,7 @@ fn a_disk_that_lies_and_a_wrong_order_of_steps_are_noticed() {
         for work in [Work::Names, Work::Commands] {
             let noticed = (1..=40).any(|seed| {
                 // What is broken so may also break an assertion of the server.
-                let run = || Story::new(Random::seeded(seed), fault, work, None).run(12);
+                let run = || Story::new(Random::seeded(seed), fault, work, Place::Memory).run(12);
                 !matches!(catch_unwind(AssertUnwindSafe(run)), Ok(Ok(_)))
             });
             assert!(noticed, "{fault:?} under {work:?}");
@@ -168,22 +187,20 @@ struct Story {
 }
 
 impl Story {
-    /// With a store of a real engine where one is named.
-    fn new(random: Random, fault: Fault, work: Work, kind: Option<StoreKind>) -> Self {
+    fn new(random: Random, fault: Fault, work: Work, place: Place) -> Self {
         let dir = TempDir::new().unwrap();
         let lie = match fault {
             Fault::Disk(lie) => lie,
             _ => Lie::Nothing,
         };
-        let world = World::new(random.clone(), lie);
-        let below = match kind {
-            Some(kind) => {
-                Below::Folders(Folders::new(kind, dir.path().join("stores"), random.clone()))
-            }
-            None => Below::Lossy(LossyStores::new(random.clone())),
+        let of_disk = match place {
+            // Threads of the engine draw from it, at any time.
+            Place::Disk(_) => Random::seeded(random.number()),
+            _ => random.clone(),
         };
-        let kind = kind.unwrap_or_default();
-        let (settings, time) = settings(&dir.path().join("metadata"), kind);
+        let world = World::new(of_disk, lie);
+        let below = Below::new(place, &world, dir.path(), random.clone());
+        let (settings, time) = settings(&dir.path().join("metadata"), place.kind());
         let settings = EngineSettings {
             segment_bytes: 1 << 10,
             // By hand alone: then a seed is one order of steps.
@@ -221,7 +238,8 @@ impl Story {
             self.server.settings.boot = Some(format!("boot-{}", self.boots));
             // The first one comes to its end more often than not.
             let steps = if run == 0 { 400 } else { 150 };
-            self.world.end_after(self.random.within(0..steps));
+            let of_store = if matches!(self.below, Below::Mounted(_)) { 3 } else { 1 };
+            self.world.end_after(self.random.within(0..steps * of_store));
             match self.server.try_begin() {
                 Ok(()) => {
                     started += 1;
@@ -270,17 +288,19 @@ impl Story {
     /// store is not what the engine had written at some moment. Where it is, also a start that
     /// takes itself for one after a kill has to see that the store may be ahead of the log.
     fn end_store(&mut self, ending: Ending, ran: bool) -> Result<bool, String> {
-        let folders = match &self.below {
+        let left = match &self.below {
             Below::Lossy(stores) => {
                 stores.end(ending);
                 return Ok(true);
             }
-            Below::Folders(folders) => folders,
+            Below::Folders(folders) => {
+                let marker = Marker::load(&self.world, &self.server.settings.dir);
+                let marker = marker.map_err(|error| error.to_string())?;
+                let is_clean = marker.is_some_and(|marker| marker.clean);
+                folders.end(ending, ran, is_clean)
+            }
+            Below::Mounted(mounted) => mounted.end(ending, ran),
         };
-        let marker = Marker::load(&self.world, &self.server.settings.dir);
-        let marker = marker.map_err(|error| error.to_string())?;
-        let is_clean = marker.is_some_and(|marker| marker.clean);
-        let left = folders.end(ending, ran, is_clean);
         self.may_doubt |= left == Left::Wreck;
         Ok(left != Left::All || percent(&self.random, 60))
     }
@@ -292,9 +312,7 @@ impl Story {
 
     /// Looks at what a start has found.
     fn look(&mut self) -> Result<(), String> {
-        if self.world.is_over() {
-            return Ok(());
-        }
+        let Some(_held) = self.world.hold() else { return Ok(()) };
         let (found, shown, last) = self
             .server
             .turn(|core| (names::of_root(core), contents(core.view()), core.last_index()));
@@ -354,7 +372,7 @@ impl Story {
 
     /// One step of a snapshot.
     fn snapshot(&mut self, taking: &mut Option<Taking>) -> Result<(), String> {
-        let place = Place::of(&self.server.settings);
+        let place = snapshots::Place::of(&self.server.settings);
         let Some(mut present) = taking.take() else {
             *taking = Taking::begin(self.server.handle(), &place, Purpose::Recovery).ok();
             return Ok(());
@@ -414,8 +432,10 @@ impl Story {
 
     /// One command of any kind; many are refused.
     fn execute_any(&mut self, commands: Arc<Mutex<Commands>>) -> Result<(), String> {
+        let Some(held) = self.world.hold() else { return Ok(()) };
         let next =
             self.server.turn(move |core| commands.lock().unwrap().next_of_clients(core.view()));
+        drop(held);
         // Whether a start doubts is looked at.
         if matches!(next.command, Command::Distrust(_) | Command::Trust) {
             return Ok(());
@@ -437,14 +457,15 @@ impl Story {
             let looked = self.server.try_turn(move |core| {
                 let renewed = renew(core, alive);
                 core.tick()?;
-                let lives = |session: &SessionId| core.view().get(&keys::session(*session));
-                let ended = renewed.into_iter().find(|session| lives(session).unwrap().is_none());
-                Ok((ended, core.last_index()))
+                Ok((renewed.and_then(|renewed| ended(core, renewed)), core.last_index()))
             });
             match looked {
-                Ok((Some(session), _)) => return Err(format!("{session} has a ticket, and ended")),
-                Ok((None, last)) => self.ledger.handle_written(last),
-                Err(_) if self.world.is_over() => return Ok(()),
+                Ok((Ok(Some(session)), _)) => {
+                    return Err(format!("{session} has a ticket, and ended"));
+                }
+                Ok((Ok(None), last)) => self.ledger.handle_written(last),
+                _ if self.world.is_over() => return Ok(()),
+                Ok((Err(error), _)) => return Err(format!("sessions are not to be read: {error}")),
                 Err(failure) => return Err(format!("nobody is looked after: {failure}")),
             }
         }
@@ -496,14 +517,23 @@ impl Story {
     }
 }
 
+impl Drop for Story {
+    /// A test that fails has ended its server before its disk goes.
+    fn drop(&mut self) {
+        self.world.cut();
+        if self.server.is_running() {
+            drop(self.server.try_stop());
+        }
+    }
+}
+
 /// Longer than a lease with the error of clocks.
 const SILENCE_S: u32 = 40;
 
 /// Renews every second session, if it gets a ticket; which those are.
-fn renew(core: &mut Core, alive: u64) -> Vec<SessionId> {
-    let sessions = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX);
+fn renew(core: &mut Core, alive: u64) -> Result<Vec<SessionId>, StoreError> {
+    let sessions = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX)?;
     let sessions = sessions
-        .unwrap()
         .into_iter()
         .filter_map(|(key, record)| Some((SessionId(keys::number_at(&key, 1)?), record.host)));
     let mut renewed = Vec::new();
@@ -513,7 +543,17 @@ fn renew(core: &mut Core, alive: u64) -> Vec<SessionId> {
             renewed.push(session);
         }
     }
-    renewed
+    Ok(renewed)
+}
+
+/// One of these sessions that is not there any more.
+fn ended(core: &Core, sessions: Vec<SessionId>) -> Result<Option<SessionId>, StoreError> {
+    for session in sessions {
+        if core.view().get(&keys::session(session))?.is_none() {
+            return Ok(Some(session));
+        }
+    }
+    Ok(None)
 }
 
 /// What the newest snapshot and the log behind it give.

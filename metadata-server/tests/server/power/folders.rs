@@ -14,7 +14,7 @@ use millrace_metadata_server::{
 };
 use millrace_runtime::Random;
 
-use super::world::Ending;
+use super::disk::Ending;
 use crate::{
     chance::{percent, pick},
     engine::copy,

@@ -15,10 +15,7 @@ use millrace_runtime::Random;
 use millrace_types::LogIndex;
 use tempfile::TempDir;
 
-use super::{
-    names,
-    world::{Lie, World},
-};
+use super::{disk::Lie, names, world::World};
 use crate::engine::{Server, settings};
 
 /// Names that are made between two snapshots: they take several segments of the log.

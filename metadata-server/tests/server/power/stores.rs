@@ -11,7 +11,7 @@ use millrace_metadata_server::store::{
 };
 use millrace_runtime::Random;
 
-use super::world::Ending;
+use super::disk::Ending;
 use crate::chance::percent;
 
 /// What lies on the disk, between runs.

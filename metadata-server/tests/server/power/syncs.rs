@@ -6,7 +6,10 @@ use millrace_metadata_server::log::{LogSettings, Writer};
 use millrace_runtime::Random;
 use millrace_types::LogIndex;
 
-use super::world::{Ending, Lie, World};
+use super::{
+    disk::{Ending, Lie},
+    world::World,
+};
 use crate::engine::CLUSTER;
 
 fn open(world: &World) -> Writer {
