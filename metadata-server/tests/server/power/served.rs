@@ -339,7 +339,7 @@ fn what_goes_through_a_mount_is_on_the_disk_at_once_and_on_stable_storage_after_
     file.write_all(b" and more").unwrap();
     let exclusive = FlockOperation::NonBlockingLockExclusive;
     flock(&file, exclusive).unwrap();
-    assert_eq!(flock(&open(&dir), exclusive), Err(Errno::WOULDBLOCK));
+    assert_eq!(flock(open(&dir), exclusive), Err(Errno::WOULDBLOCK));
     world.end(Ending::Kill);
     assert_eq!(file.write_all(b"late").unwrap_err().raw_os_error(), Some(5));
     assert!(fs::read(dir.join("file")).is_err() && fs::remove_file(dir.join("file")).is_err());
