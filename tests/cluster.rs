@@ -54,6 +54,8 @@ mod peers;
 mod publish;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
+#[path = "cluster/resolve_several.rs"]
+mod resolve_several;
 #[path = "cluster/restricted.rs"]
 mod restricted;
 #[path = "cluster/room.rs"]

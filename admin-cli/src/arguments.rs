@@ -13,6 +13,7 @@ mod job;
 mod link_options;
 mod metadata;
 mod pin;
+mod resolve;
 mod target;
 
 pub use bucket::{
@@ -27,6 +28,7 @@ pub use link_options::{
 };
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
+pub use resolve::{KeepName, ResolveArguments};
 pub use target::{
     LostArguments, ScrubArguments, TargetAddArguments, TargetArgument, TargetCommand,
 };
@@ -110,7 +112,7 @@ pub enum Command {
     #[command(after_help = pin::UNPIN_HELP)]
     Unpin(PathArgument),
     /// Decide a conflict: which version of a file that changed here and in its bucket stays
-    #[command(after_help = RESOLVE_HELP)]
+    #[command(after_help = resolve::RESOLVE_HELP)]
     Resolve(ResolveArguments),
     /// List the files that changed here and in their buckets, and decide which version stays
     #[command(subcommand)]
@@ -334,26 +336,6 @@ pub struct LinkRemoveArguments {
     pub path: PathBuf,
 }
 
-/// Arguments of `resolve`.
-#[derive(Args, Debug)]
-pub struct ResolveArguments {
-    /// Which version stays
-    #[arg(long, value_enum)]
-    pub keep: KeepName,
-    /// A file in conflict: a path inside a mount, or mr:/... from the file system's root
-    #[arg(value_name = "PATH")]
-    pub path: PathBuf,
-}
-
-/// The two versions of a file in conflict.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeepName {
-    /// What was written here; the next export replaces the object that is there now
-    Local,
-    /// What the bucket has; what was written here is given up
-    Bucket,
-}
-
 /// `millrace job ...`
 #[derive(Subcommand, Debug)]
 pub enum JobCommand {
@@ -490,14 +472,6 @@ of it lay on a target that was given up (`millrace target lost`), and nowhere el
 Examples:
   millrace state /mnt/data/train/cat.jpg
   millrace state mr:/train --json";
-
-const RESOLVE_HELP: &str = "\
-A file is in conflict when it was changed here and its object in the bucket; `millrace state DIR`
-counts such files, `millrace status` names the first. Nothing is overwritten before it is resolved.
-
-Examples:
-  millrace resolve /mnt/data/run7/model.pt --keep local && millrace export /mnt/data/run7/model.pt
-  millrace resolve mr:/run7/model.pt --keep bucket";
 
 const INIT_HELP: &str = "\
 Writes D/authority.pem (keep it safe and off the servers: it can make any identity) and

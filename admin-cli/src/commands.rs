@@ -35,6 +35,7 @@ mod propagation;
 mod refresh_interval;
 mod removal;
 pub(crate) mod resolve;
+mod resolve_several;
 pub(crate) mod start_job;
 pub(crate) mod state;
 pub(crate) mod status;

@@ -91,20 +91,10 @@ impl Context {
     /// # Errors
     /// As [`Self::at`] and [`Self::cluster`]; and when the mount is one of another cluster.
     pub(crate) async fn operate_at(&self, path: &Path) -> anyhow::Result<(Connection, Vec<u8>)> {
-        let (mount, below) = match Place::resolve(path)? {
-            Place::Cluster(path) => return Ok((self.cluster().await?, path)),
-            Place::Mount(mount, below) => (mount, below),
-        };
-        let described = Connection::to_mount(&mount).describe().await?;
+        let place = Place::resolve(path)?;
         let cluster = self.cluster().await?;
-        anyhow::ensure!(
-            cluster.cluster_id() == Some(described.cluster.as_str()),
-            "{} is a mount of cluster {}, and the settings name another one; use --config or --dir \
-             of that cluster",
-            mount.mountpoint.display(),
-            described.cluster
-        );
-        Ok((cluster, join(&described.subtree, &below)))
+        let path = from_root(&cluster, place).await?;
+        Ok((cluster, path))
     }
 
     /// A connection for commands without a path: the configured cluster, or else the mount that the
@@ -136,6 +126,26 @@ impl Context {
             ),
         }
     }
+}
+
+/// The path from the root of `cluster`'s file system to a place, which may be inside a mount.
+///
+/// # Errors
+/// When the mount is one of another cluster, or its daemon does not answer.
+pub(crate) async fn from_root(cluster: &Connection, place: Place) -> anyhow::Result<Vec<u8>> {
+    let (mount, below) = match place {
+        Place::Cluster(path) => return Ok(path),
+        Place::Mount(mount, below) => (mount, below),
+    };
+    let described = Connection::to_mount(&mount).describe().await?;
+    anyhow::ensure!(
+        cluster.cluster_id() == Some(described.cluster.as_str()),
+        "{} is a mount of cluster {}, and the settings name another one; use --config or --dir of \
+         that cluster",
+        mount.mountpoint.display(),
+        described.cluster
+    );
+    Ok(join(&described.subtree, &below))
 }
 
 /// Whether the file of an identity is there and not for this user.

@@ -17,6 +17,17 @@ impl Output {
         Self { json }
     }
 
+    /// Prints a line of a result that comes in parts, for people; JSON comes as a whole.
+    ///
+    /// # Errors
+    /// As [`Self::result`].
+    pub(crate) fn line(self, line: &str) -> anyhow::Result<()> {
+        match self.json {
+            true => Ok(()),
+            false => print(&harmless(line)),
+        }
+    }
+
     /// Prints a result: `value` as JSON, or the text that `human` makes. Nothing of a text acts on
     /// the terminal.
     ///
@@ -31,11 +42,15 @@ impl Output {
             true => serde_json::to_string_pretty(value)?,
             false => harmless(&human()),
         };
-        let mut out = io::stdout().lock();
-        match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            other => Ok(other?),
-        }
+        print(&text)
+    }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
     }
 }
 

@@ -7,7 +7,7 @@
 use millrace_protocol::{
     admin::{
         AttributeSource, ClusterStatusReply, FileState, Health, Job, JobFailure, JobKind, JobState,
-        Keep, LayoutReply, LinkOptions, LinkStatus, Removal, ResolveReply, TargetState,
+        LayoutReply, LinkOptions, LinkStatus, Removal, TargetState,
     },
     ahead::LinkFetches,
     bucket::{AutoExport, DeletePropagation},
@@ -25,6 +25,7 @@ mod detail;
 mod fsck;
 mod pace;
 mod pin;
+mod resolution;
 mod selection;
 mod target;
 
@@ -36,6 +37,7 @@ pub(crate) use detail::{CountsReport, DirectoriesReport, EarlierLook};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pace::{Counts, PaceReport};
 pub(crate) use pin::{PinReport, PinnedReport};
+pub(crate) use resolution::{ResolutionsReport, ResolveReport, ResolvedReport};
 pub(crate) use selection::{JobOptionsReport, SelectionReport};
 pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, LossReport, ScrubReport, TargetDetailReport,
@@ -409,30 +411,6 @@ impl LinkReport {
         let has = |bucket: &&BucketRequests| bucket.links.iter().any(|link| link.0 == self.id);
         let requests = known.buckets.iter().find(has).map(|bucket| bucket.counts.into());
         Self { requests, requests_without: known.silent.clone(), ..self }
-    }
-}
-
-/// What `resolve` prints.
-#[derive(Serialize, Debug)]
-pub(crate) struct ResolveReport {
-    pub(crate) path: String,
-    /// `local` or `bucket`.
-    pub(crate) keep: &'static str,
-    /// Whether the file is gone, as its object is.
-    pub(crate) removed: bool,
-    pub(crate) size_bytes: u64,
-    pub(crate) origin: Option<OriginReport>,
-}
-
-impl ResolveReport {
-    /// What became of the file that was named as `path`.
-    pub(crate) fn new(path: String, keep: Keep, reply: &ResolveReply) -> Self {
-        let keep = match keep {
-            Keep::Local => "local",
-            Keep::Bucket => "bucket",
-        };
-        let (removed, size_bytes) = (reply.removed, reply.size.0);
-        Self { path, keep, removed, size_bytes, origin: origin(reply.origin.as_ref()) }
     }
 }
 

@@ -48,7 +48,8 @@ pub enum ConflictsCommand {
     /// List them
     #[command(after_help = LIST_HELP)]
     List,
-    /// Decide one: as `millrace resolve`
+    /// Decide some: as `millrace resolve`
+    #[command(after_help = super::resolve::RESOLVE_HELP)]
     Resolve(ResolveArguments),
 }
 
@@ -85,4 +86,5 @@ Nothing is overwritten, here or in the bucket, before a conflict is decided.
 
 Examples:
   millrace conflicts list
-  millrace conflicts resolve mr:/run7/model.pt --keep bucket";
+  millrace conflicts resolve mr:/run7/model.pt --keep bucket
+  millrace conflicts resolve mr:/run7 --recursive --keep local --dry-run";

@@ -1,9 +1,10 @@
 //! `millrace conflicts list`.
 
-use millrace_protocol::bucket::ListConflicts;
+use millrace_protocol::bucket::{Conflict, ListConflicts};
 use millrace_types::ByteLen;
 
 use crate::{
+    connection::Connection,
     context::Context,
     exit::Exit,
     output::{render, table},
@@ -13,18 +14,26 @@ use crate::{
 /// Asks and prints.
 pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     let connection = context.cluster().await?;
+    let conflicts: Vec<_> = all(&connection).await?.iter().map(ConflictReport::from).collect();
+    context.output.result(&conflicts, || words(&conflicts))?;
+    Ok(Exit::Done)
+}
+
+/// All conflicts of the file system. One that begins or ends meanwhile may be among them or not.
+///
+/// # Errors
+/// Those of the request.
+pub(super) async fn all(connection: &Connection) -> anyhow::Result<Vec<Conflict>> {
     let mut conflicts = Vec::new();
     let mut after = None;
     loop {
         let page = connection.request(&ListConflicts { after }).await?;
         after = page.conflicts.last().map(|conflict| conflict.inode);
-        conflicts.extend(page.conflicts.iter().map(ConflictReport::from));
+        conflicts.extend(page.conflicts);
         if !page.more || after.is_none() {
-            break;
+            return Ok(conflicts);
         }
     }
-    context.output.result(&conflicts, || words(&conflicts))?;
-    Ok(Exit::Done)
 }
 
 fn words(conflicts: &[ConflictReport]) -> String {

@@ -1,10 +1,12 @@
 //! `--files-from FILE|-`: which files of a directory a job works on, read from a file or standard
-//! input and sent in pages, however many they are.
+//! input and sent in pages, however many they are; and which files `resolve` decides.
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, BufRead, BufReader, Read as _},
-    path::Path,
+    os::unix::ffi::OsStringExt as _,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -28,12 +30,7 @@ pub(super) async fn send(
     zero_ended: bool,
     directory: &Path,
 ) -> anyhow::Result<FileListId> {
-    let reader: Box<dyn BufRead> = match source.as_os_str() == "-" {
-        true => Box::new(io::stdin().lock()),
-        false => Box::new(BufReader::new(File::open(source).with_context(|| at(source))?)),
-    };
-    let end = if zero_ended { 0 } else { b'\n' };
-    let mut names = Names { reader, end, tops: place::spellings(directory), number: 0 };
+    let mut names = Names::open(source, zero_ended, place::spellings(directory))?;
     let mut request = AppendFiles { caller: CALLER, list: None, offset: 0, paths: Vec::new() };
     loop {
         let name = names.next().with_context(|| at(source))?;
@@ -55,6 +52,19 @@ pub(super) async fn send(
     }
 }
 
+/// All that `source` names, as it is written there.
+///
+/// # Errors
+/// When `source` cannot be read, or is no list of paths.
+pub(super) fn paths(source: &Path, zero_ended: bool) -> anyhow::Result<Vec<PathBuf>> {
+    let mut names = Names::open(source, zero_ended, Vec::new())?;
+    let mut paths = Vec::new();
+    while let Some(name) = names.next().with_context(|| at(source))? {
+        paths.push(OsString::from_vec(name).into());
+    }
+    Ok(paths)
+}
+
 /// Sends a page, again while the server is away.
 async fn append(connection: &Connection, request: &AppendFiles) -> anyhow::Result<FileListId> {
     let begun = Instant::now();
@@ -74,9 +84,21 @@ struct Names<R> {
     reader: R,
     /// The byte that ends each.
     end: u8,
-    /// How the job's directory may be written in front of a path.
+    /// How the job's directory may be written in front of a path; none: paths stay as they are.
     tops: Vec<Vec<u8>>,
     number: u64,
+}
+
+impl Names<Box<dyn BufRead>> {
+    /// Those of a file, or of standard input.
+    fn open(source: &Path, zero_ended: bool, tops: Vec<Vec<u8>>) -> anyhow::Result<Self> {
+        let reader: Box<dyn BufRead> = match source.as_os_str() == "-" {
+            true => Box::new(io::stdin().lock()),
+            false => Box::new(BufReader::new(File::open(source).with_context(|| at(source))?)),
+        };
+        let end = if zero_ended { 0 } else { b'\n' };
+        Ok(Self { reader, end, tops, number: 0 })
+    }
 }
 
 impl<R: BufRead> Names<R> {
@@ -151,6 +173,16 @@ mod tests {
         assert_eq!(names(b"a\nb\0c\0", 0).unwrap(), ["a\nb", "c"]);
         let wrong = names(b"a\0b\n", b'\n').unwrap_err().to_string();
         assert!(wrong.contains("entry 1") && wrong.contains("--null"), "{wrong}");
+    }
+
+    #[test]
+    fn without_a_directory_paths_stay_as_they_are() {
+        let mut list = tempfile::NamedTempFile::new().unwrap();
+        io::Write::write_all(&mut list, b"a\n\n/mnt/set/d//e\nmr:/g\n\xff").unwrap();
+        let read = paths(list.path(), false).unwrap();
+        let bytes: Vec<_> = read.into_iter().map(|path| path.into_os_string().into_vec()).collect();
+        assert_eq!(bytes, [&b"a"[..], b"/mnt/set/d//e", b"mr:/g", b"\xff"]);
+        assert!(paths(Path::new("/no/such/list"), true).unwrap_err().to_string().contains("list"));
     }
 
     #[test]

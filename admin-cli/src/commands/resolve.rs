@@ -1,9 +1,10 @@
-//! `millrace resolve PATH --keep local|bucket`: which version of a file in conflict stays.
+//! `millrace resolve PATH... --keep local|bucket`: which version of a file in conflict stays.
 
 use anyhow::Context as _;
 use millrace_protocol::admin::{Keep, ResolveConflict};
 use millrace_types::ByteLen;
 
+use super::resolve_several;
 use crate::{
     arguments::{KeepName, ResolveArguments},
     context::{CALLER, Context, at},
@@ -12,21 +13,29 @@ use crate::{
     report::ResolveReport,
 };
 
-/// Asks the metadata server, which looks at the object as it is now.
+/// Asks the metadata server, which looks at the objects as they are now.
 pub(crate) async fn run(context: &Context, arguments: ResolveArguments) -> anyhow::Result<Exit> {
-    let (connection, path) = context.at(&arguments.path).await?;
     let keep = match arguments.keep {
         KeepName::Local => Keep::Local,
         KeepName::Bucket => Keep::Bucket,
     };
+    let ResolveArguments { recursive, dry_run, files_from, paths, .. } = &arguments;
+    let [file] = paths.as_slice() else {
+        return resolve_several::run(context, keep, arguments).await;
+    };
+    if *recursive || *dry_run || files_from.is_some() {
+        return resolve_several::run(context, keep, arguments).await;
+    }
+    let (connection, path) = context.at(file).await?;
     let request = ResolveConflict { caller: CALLER, path, keep };
-    let reply = connection.request(&request).await.context(at(&arguments.path))?;
-    let report = ResolveReport::new(arguments.path.display().to_string(), keep, &reply);
+    let reply = connection.request(&request).await.context(at(file))?;
+    let report = ResolveReport::new(file.display().to_string(), keep, &reply);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)
 }
 
-fn words(report: &ResolveReport) -> String {
+/// What became of a file.
+pub(super) fn words(report: &ResolveReport) -> String {
     let (path, size) = (shown(&report.path), ByteLen(report.size_bytes));
     match (report.keep, report.origin.as_ref().map(|origin| shown(&origin.url))) {
         _ if report.removed => format!("{path} is gone, as its object is"),

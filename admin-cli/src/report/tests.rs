@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use millrace_protocol::{
-    admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateReply, StateSum, TargetStatus},
+    admin::{
+        ChunkPlace, JobFailure, Keep, LogStatus, ResolveReply, SessionStatus, StateReply, StateSum,
+        TargetStatus,
+    },
     ahead::FetchPolicy,
     cluster::Bucket,
     job_detail::{DirectoryProgress, JobDetail},
@@ -203,13 +206,33 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
     let removals = removals.map(|(id, discard)| Removal { link: LinkId(id), discard });
     expected["removal"] = json!({"discard": true});
     assert_eq!(as_json(&report.with_removals(&removals)), expected);
+}
+
+#[test]
+fn the_shapes_of_decisions_are_fixed() {
     let origin = Some(("s3://bucket/train/a".into(), "t".into()));
     let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
+    let decided = || ResolveReport::new("/mnt/a".into(), Keep::Local, &reply);
+    let origin = json!({"url": "s3://bucket/train/a", "tag": "t"});
     assert_eq!(
-        as_json(&ResolveReport::new("/mnt/a".into(), Keep::Local, &reply)),
+        as_json(&decided()),
         json!({
-            "path": "/mnt/a", "keep": "local", "removed": false, "size_bytes": 5,
-            "origin": {"url": "s3://bucket/train/a", "tag": "t"},
+            "path": "/mnt/a", "keep": "local", "removed": false, "size_bytes": 5, "origin": origin,
+        })
+    );
+    let mut report = ResolutionsReport::new(Keep::Local, false);
+    (report.decided, report.untried) = (1, 1);
+    report.files = vec![decided().into(), ResolvedReport::new("mr:/b".into(), "untried")];
+    assert_eq!(
+        as_json(&report),
+        json!({
+            "keep": "local", "dry_run": false, "decided": 1, "failed": 0, "untried": 1,
+            "files": [
+                {"path": "/mnt/a", "outcome": "decided", "error": null, "removed": false,
+                 "size_bytes": 5, "origin": origin},
+                {"path": "mr:/b", "outcome": "untried", "error": null, "removed": null,
+                 "size_bytes": null, "origin": null},
+            ],
         })
     );
 }
