@@ -22,7 +22,10 @@ pub use bucket::{
 };
 pub use dev::{CAPACITY_MIN, DevCommand, UpArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
-pub use job::{ExportArguments, JobReportArguments, ReportFormat, SelectArguments, StartArguments};
+pub use job::{
+    ExportArguments, ImportArguments, JobReportArguments, OfFiles, ReportFormat, SelectArguments,
+    StartArguments,
+};
 pub use link_options::{
     AttributesName, AutoExportName, FetchName, LinkOptionArguments, RefreshEvery, SwitchName,
 };
@@ -98,7 +101,7 @@ pub enum Command {
     Hydrate(SelectArguments),
     /// List a linked tree again: new, changed and deleted objects are followed
     #[command(after_help = job::IMPORT_HELP)]
-    Import(StartArguments),
+    Import(ImportArguments),
     /// Write changed files of a tree back to their bucket
     #[command(after_help = job::EXPORT_HELP)]
     Export(ExportArguments),

@@ -103,9 +103,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Hydrate(arguments) => {
             commands::start_job::run_selected(context, JobKind::Hydrate, arguments).await
         }
-        Command::Import(arguments) => {
-            commands::start_job::run(context, JobKind::Import, arguments).await
-        }
+        Command::Import(arguments) => commands::start_job::import(context, arguments).await,
         Command::Export(arguments) => commands::start_job::export(context, arguments).await,
         Command::Release(arguments) => {
             commands::start_job::run_selected(context, JobKind::Release, arguments).await

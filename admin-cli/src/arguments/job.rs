@@ -112,6 +112,49 @@ pub struct SelectArguments {
     pub rate: Option<ByteLen>,
 }
 
+/// Arguments of `import`.
+#[derive(Args, Debug)]
+pub struct ImportArguments {
+    /// Path, and whether to wait.
+    #[command(flatten)]
+    pub start: StartArguments,
+    /// Only directories in or below which a path could match, such as 'train/**'; GLOB is for paths
+    /// below PATH and has a `/`; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = NonEmptyStringValueParser::new())]
+    pub include: Vec<String>,
+    /// No directories that match, nor what is below them; without a `/` GLOB is for their names;
+    /// may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = NonEmptyStringValueParser::new())]
+    pub exclude: Vec<String>,
+    /// Count the directories that would be listed, as far as they are known, and ask no bucket
+    #[arg(long)]
+    pub dry_run: bool,
+    /// What other jobs take.
+    #[command(flatten)]
+    pub of_files: OfFiles,
+}
+
+/// What chooses files, or moves their bytes, and so makes no import: taken to say that.
+#[derive(Args, Debug)]
+pub struct OfFiles {
+    #[arg(long, hide = true)]
+    larger: Option<String>,
+    #[arg(long, hide = true)]
+    smaller: Option<String>,
+    #[arg(long, hide = true)]
+    older: Option<String>,
+    #[arg(long, hide = true)]
+    newer: Option<String>,
+    #[arg(long, hide = true)]
+    unused: Option<String>,
+    #[arg(long, hide = true)]
+    state: Option<String>,
+    #[arg(long, hide = true)]
+    files_from: Option<String>,
+    #[arg(long, hide = true)]
+    rate: Option<String>,
+}
+
 /// Arguments of `export`.
 #[derive(Args, Debug)]
 pub struct ExportArguments {
@@ -153,6 +196,34 @@ impl ExportArguments {
         let (endpoint, region) = (self.endpoint.clone(), self.region.clone());
         let bucket = Bucket { url, endpoint, region, credentials: self.credentials.clone() };
         Ok(Some(Destination { bucket, overwrite: self.overwrite }))
+    }
+}
+
+impl ImportArguments {
+    /// Which directories.
+    ///
+    /// # Errors
+    /// For what chooses files.
+    pub(crate) fn selection(&self) -> Result<Selection, Misuse> {
+        let Self { include, exclude, of_files, .. } = self;
+        let named = [
+            ("larger", &of_files.larger),
+            ("smaller", &of_files.smaller),
+            ("older", &of_files.older),
+            ("newer", &of_files.newer),
+            ("unused", &of_files.unused),
+            ("state", &of_files.state),
+            ("files-from", &of_files.files_from),
+            ("rate", &of_files.rate),
+        ];
+        if let Some((name, _)) = named.into_iter().find(|(_, given)| given.is_some()) {
+            return Err(Misuse(format!(
+                "an import takes no --{name}: it lists directories, each as a whole, and moves \
+                 none of the bytes of files; --include and --exclude choose directories"
+            )));
+        }
+        let (include, exclude) = (include.clone(), exclude.clone());
+        Ok(Selection { include, exclude, ..Selection::default() })
     }
 }
 
@@ -246,8 +317,11 @@ pub(super) const HYDRATE_HELP: &str = job_help!(
 pub(super) const IMPORT_HELP: &str = job_help!(
     "Names, sizes and times are fetched, with --attributes objects also owners, modes and symbolic
 links, and no content. Files that were not changed here follow their objects. Of a single file its
-object is asked for.",
+object is asked for. Patterns choose the directories that are listed, each as a whole; what they
+leave out is listed when somebody looks there.",
     "  millrace import /mnt/data/train --wait
+  millrace import /mnt/data --include 'train/**' --include 'val/**' --exclude old --wait
+  millrace import /mnt/data --include 'train/**' --dry-run --wait
   millrace import mr:/train/cat.jpg"
 );
 
@@ -272,6 +346,26 @@ pub(super) const RELEASE_HELP: &str = job_help!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_import_says_why_it_takes_nothing_that_chooses_files() {
+        #[derive(clap::Parser)]
+        struct Import {
+            #[command(flatten)]
+            import: ImportArguments,
+        }
+        let read = |options: &[&str]| {
+            let line = [&["import", "mr:/p"], options].concat();
+            <Import as clap::Parser>::try_parse_from(line).unwrap().import.selection()
+        };
+        let patterns = read(&["--include", "a/**", "--exclude", "old", "--dry-run"]).unwrap();
+        assert_eq!((patterns.include, patterns.exclude), (vec!["a/**".into()], vec!["old".into()]));
+        for name in ["larger", "smaller", "older", "newer", "unused", "state", "files-from", "rate"]
+        {
+            let wrong = read(&[&format!("--{name}"), "1"]).unwrap_err().to_string();
+            assert!(wrong.contains(&format!("no --{name}:")) && wrong.contains("as a whole"));
+        }
+    }
 
     #[test]
     fn an_age_has_a_unit_and_days_have_24_hours() {

@@ -1,4 +1,4 @@
-//! What a hydrate will fetch, told before it has begun.
+//! What a hydrate will fetch, and what a trial of an import leaves open, told before it has begun.
 
 use std::time::Duration;
 
@@ -29,6 +29,22 @@ pub(super) async fn tell(
     let reply = connection.request(&ShowJobDetail { id: job.id }).await.ok();
     let (targets, source) = reply.map_or((0, None), |reply| (reply.targets, reply.source));
     say(&words(known, targets, source.as_deref(), is_part));
+}
+
+/// What a dry run of an import does not count; `known` is of its tree.
+pub(super) fn unlisted(known: Option<&KnownStateReply>) -> String {
+    match known.map(|known| known.state.unlisted_directories) {
+        Some(0) => "counts the directories that would be listed; new ones in the bucket show only \
+                    then"
+            .to_owned(),
+        Some(unlisted) => format!(
+            "counts the directories that would be listed, as far as they are known: nobody has \
+             listed yet what is in {unlisted} of those at and below it"
+        ),
+        None => "counts the directories that would be listed, as far as they are known: what is \
+                 in those that nobody has listed yet shows only then"
+            .to_owned(),
+    }
 }
 
 fn words(
@@ -120,6 +136,15 @@ mod tests {
         file.state.origin = Some(("s3://data/train/a".to_owned(), "tag".to_owned()));
         let expected = "fetches up to 1 file, 2 MiB from s3://data/train/a to 1 target";
         assert_eq!(words(Some(&file), 1, None, false), expected, "of it all but what is here");
+    }
+
+    #[test]
+    fn what_a_dry_run_of_an_import_cannot_know_is_told() {
+        let mut known = tree();
+        assert!(unlisted(Some(&known)).contains("new ones in the bucket"));
+        known.state.unlisted_directories = 2;
+        assert!(unlisted(Some(&known)).ends_with("what is in 2 of those at and below it"));
+        assert!(unlisted(None).contains("nobody has listed yet"));
     }
 
     #[test]

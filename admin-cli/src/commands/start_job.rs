@@ -17,21 +17,20 @@ use millrace_types::{ErrorKind, Failure, JobId};
 
 use super::{file_list, link_left_out, preview};
 use crate::{
-    arguments::{ExportArguments, SelectArguments, StartArguments},
+    arguments::{ExportArguments, ImportArguments, SelectArguments, StartArguments},
     connection::Connection,
     context::{CALLER, Context, at},
     exit::Exit,
     watch,
 };
 
-/// Starts the job over all of a tree, and follows it when asked to.
-pub(crate) async fn run(
-    context: &Context,
-    kind: JobKind,
-    arguments: StartArguments,
-) -> anyhow::Result<Exit> {
+/// An import, of all directories of a tree or of some.
+pub(crate) async fn import(context: &Context, arguments: ImportArguments) -> anyhow::Result<Exit> {
+    let selection = arguments.selection()?;
+    let ImportArguments { start: arguments, dry_run, .. } = arguments;
     let options = arguments.options();
-    start(context, kind, arguments, Work { options, ..Work::default() }).await
+    let work = Work { selection, dry_run, options, ..Work::default() };
+    start(context, JobKind::Import, arguments, work).await
 }
 
 /// An export, which may end with a manifest of the whole directory.
@@ -102,7 +101,8 @@ async fn start(
     let Work { selection, unused, states, dry_run, mut options, files } = work;
     // Before it is started: a moment later it may have been done.
     let is_told = kind == JobKind::Hydrate && !dry_run;
-    let known = match is_told {
+    let is_listed_dry = kind == JobKind::Import && dry_run;
+    let known = match is_told || is_listed_dry {
         true => preview::look(&connection, &start.path).await,
         false => None,
     };
@@ -129,9 +129,13 @@ async fn start(
     if is_told {
         preview::tell(&connection, &job, known.as_ref(), is_part).await;
     }
+    if is_listed_dry {
+        watch::say(&preview::unlisted(known.as_ref()));
+    }
     let exit = watch::report(context, &connection, job, wait).await?;
     if kind == JobKind::Import
         && wait
+        && !dry_run
         && let Some(words) = link_left_out::after_import(&connection, path).await
     {
         watch::say(&words);

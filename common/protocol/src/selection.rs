@@ -31,7 +31,9 @@ pub const PATTERN_LEN_MAX: usize = 1024;
 /// Starts a job over a part of a tree.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct StartSelected {
-    /// The job: any but an import, which knows no files before it has listed them.
+    /// The job. Of an import the patterns choose the directories that are listed, each as a whole:
+    /// those in or below which a path could match one of `include`, which have a `/` then, and none
+    /// that match one of `exclude`. Nothing else can be said of it.
     pub start: StartJob,
     /// Which files.
     pub selection: Selection,

@@ -78,6 +78,7 @@ mod outcomes;
 mod pace;
 mod progress;
 mod publish;
+mod reach;
 mod release;
 mod report_room;
 mod report_to;

@@ -12,6 +12,7 @@ mod copies;
 mod deletions;
 mod exports;
 mod file_lists;
+mod import_filters;
 mod imports;
 mod intervals;
 mod job_options;

@@ -78,6 +78,18 @@ impl<E: Environment> Importer<E> {
         }
     }
 
+    /// Whether an import that is asked for now would list `directory`.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(in crate::hydration) async fn is_to_list(
+        &self,
+        directory: InodeId,
+    ) -> Result<bool, Failure> {
+        let known = self.environment.read(move |view| linked(view, directory)).await?;
+        Ok(known.is_some_and(|known| known.listed != Some(LinkedDirectory::NEVER_AGAIN)))
+    }
+
     /// A listing of the directory begins now.
     pub(super) async fn begin_listing(&self, directory: InodeId) {
         self.outrun.write().await.remove(&directory);

@@ -63,6 +63,11 @@ impl Filter {
         (!self.states.is_empty()).then_some(&self.states)
     }
 
+    /// Which files, as it was asked for.
+    pub(super) fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
     /// Whether nothing is left out.
     pub(super) fn is_everything(&self) -> bool {
         self.selection.is_everything() && self.unused_min.is_none() && self.states.is_empty()
@@ -120,7 +125,7 @@ impl Patterns {
 }
 
 /// `*` does not pass a `/`; `**` does.
-fn glob(pattern: &str, is_path: bool) -> Result<Glob, Failure> {
+pub(super) fn glob(pattern: &str, is_path: bool) -> Result<Glob, Failure> {
     let mut builder = GlobBuilder::new(pattern);
     builder.literal_separator(is_path).backslash_escape(true);
     builder.build().map_err(|error| wrong(&error.to_string()))

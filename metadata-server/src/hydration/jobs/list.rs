@@ -1,6 +1,9 @@
 //! The import job: lists a linked tree to its end, also what was listed before; of a single file it
 //! asks for the object again.
 //!
+//! Patterns leave out directories, with all below them ([`Reach`]); what is listed is listed as a
+//! whole. A dry run counts the directories that are known and would be listed, and asks no bucket.
+//!
 //! Many directories are listed at a time, the deepest that are known first, so that what waits for
 //! its turn stays a part of the tree's depth and not of its width. What was listed since the job
 //! was asked for is not listed again, so that after a restart it goes on with the rest; of a job
@@ -13,7 +16,10 @@ use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::metadata::FileKind;
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
-use super::{Context, Environment};
+use super::{
+    Context, Environment,
+    reach::{Point, Reach},
+};
 use crate::{
     hydration::{
         import::{Tally, broken},
@@ -47,10 +53,20 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         Err(failure) => return context.fail_id(root, failure).await,
     };
     if top.is_directory() {
+        let reach = match Reach::compile(context.filter.selection()) {
+            Ok(reach) => reach,
+            Err(failure) => return context.fail_id(root, failure).await,
+        };
+        if !context.dry_run {
+            context.progress.enter(root, None);
+            context.progress.found(root, 0);
+            context.progress.done(root);
+        }
+        return tree_of(context, root, &reach).await;
+    }
+    if context.dry_run {
         context.progress.enter(root, None);
-        context.progress.found(root, 0);
-        context.progress.done(root);
-        return tree_of(context, root).await;
+        return context.would_id(root, top.size).await;
     }
     match object(context, root).await {
         Ok(size) => {
@@ -75,6 +91,8 @@ struct Place {
     depth: usize,
     /// The directory right below the job's that it is, or lies in.
     branch: Option<FileName>,
+    /// How far its path has come in the job's patterns.
+    point: Point,
 }
 
 /// A directory that was listed, and how far its subdirectories have been begun.
@@ -85,15 +103,16 @@ struct Level {
     waiting: Vec<(InodeId, FileName)>,
 }
 
-async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId) {
+async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId, reach: &Reach) {
     let mut levels: Vec<Level> = Vec::new();
     let mut running = FuturesUnordered::new();
-    running.push(listed(context, Place { directory: root, depth: 0, branch: None }));
+    let top = Place { directory: root, depth: 0, branch: None, point: reach.top() };
+    running.push(listed(context, top));
     loop {
         while running.len() < DIRECTORIES_MAX
             && let Some(level) = levels.last_mut()
         {
-            match level.next(context).await {
+            match level.next(context, reach).await {
                 Ok(Some(place)) => running.push(listed(context, place)),
                 Ok(None) => drop(levels.pop()),
                 Err(failure) => {
@@ -107,15 +126,22 @@ async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId) {
             Some((place, Err(failure))) => fail(context, &place, failure).await,
             Some((Place { depth: DEPTH_MAX.., .. }, Ok(_))) => {}
             Some((place, Ok(inode))) => {
-                context.listed_id(place.directory).await;
+                if !context.dry_run {
+                    context.listed_id(place.directory).await;
+                }
                 // Of a directory without subdirectories no name needs to be looked at, unless
                 // each is to be told.
-                if inode.links > 2 || context.outcomes.is_some() {
+                if inode.links > 2 || is_told(context) {
                     levels.push(Level { place, after: None, waiting: Vec::new() });
                 }
             }
         }
     }
+}
+
+/// Whether each name is to be told.
+fn is_told<E>(context: &Context<'_, E>) -> bool {
+    context.outcomes.is_some() && !context.dry_run
 }
 
 async fn fail<E: Environment>(context: &Context<'_, E>, place: &Place, failure: Failure) {
@@ -136,6 +162,13 @@ async fn listed<E: Environment>(
         let environment = &**context.environment;
         if !may_list(environment, &context.job.caller, directory).await? {
             return Err(ErrorKind::PermissionDenied.into());
+        }
+        if context.dry_run {
+            if context.importer.is_to_list(directory).await? {
+                context.progress.enter(directory, branch.as_ref());
+                context.would_id(directory, 0).await;
+            }
+            return inode(environment, directory).await;
         }
         let _turn = context.importer.turn(directory).await?;
         let mut counted = Counted::default();
@@ -225,11 +258,14 @@ impl Level {
     async fn next<E: Environment>(
         &mut self,
         context: &Context<'_, E>,
+        reach: &Reach,
     ) -> Result<Option<Place>, Failure> {
         loop {
-            if let Some((directory, name)) = self.waiting.pop() {
+            while let Some((directory, name)) = self.waiting.pop() {
+                let Some(point) = reach.below(&self.place.point, &name) else { continue };
                 let branch = self.place.branch.clone().or(Some(name));
-                return Ok(Some(Place { directory, depth: self.place.depth + 1, branch }));
+                let depth = self.place.depth + 1;
+                return Ok(Some(Place { directory, depth, branch, point }));
             }
             let (directory, after) = (self.place.directory, self.after.take());
             let query =
@@ -240,7 +276,7 @@ impl Level {
             for (name, entry) in &names {
                 if entry.kind == FileKind::Directory {
                     self.waiting.push((entry.inode, name.clone()));
-                } else if context.outcomes.is_some() {
+                } else if is_told(context) {
                     context.told_id(entry.inode).await;
                 }
             }

@@ -15,6 +15,7 @@ use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 
 use super::{
     Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, copy, files, filter::Filter, publish,
+    reach::Reach,
 };
 use crate::{
     command::{
@@ -58,16 +59,13 @@ impl<E: Environment> Jobs<E> {
     ///
     /// # Errors
     /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for a selection that makes no sense, and
-    /// for an import, which knows no files before it has listed them.
+    /// for one of an import that says more than which directories it lists.
     pub async fn start_selected(
         &self,
         top: &[u8],
         request: &StartSelected,
     ) -> Result<Job, Failure> {
-        if request.start.kind == JobKind::Import {
-            return Err(no_selection());
-        }
-        Filter::compile(&request.selection, Timestamp(0))?;
+        check_selection(request.start.kind, &request.selection)?;
         let add = self.prepare(top, &request.start).await?;
         let (selection, dry_run) = (request.selection.clone(), request.dry_run);
         let command = AddSelectedJob { add, selection, dry_run };
@@ -117,10 +115,11 @@ impl<E: Environment> Jobs<E> {
         let StartWithOptions { start, selection, dry_run, options } = request;
         let looks_no_further = looks.unused.is_none() && looks.states.is_empty();
         let is_whole = selection.is_everything() && !dry_run && looks_no_further;
-        if start.kind == JobKind::Import && !is_whole {
-            return Err(no_selection());
+        if start.kind == JobKind::Import && !looks_no_further {
+            let words = "an import lists whole directories: uses and states of files choose none";
+            return Err(Failure::new(ErrorKind::InvalidArgument, words));
         }
-        Filter::compile(selection, Timestamp(0))?;
+        check_selection(start.kind, selection)?;
         options.check(start.kind, is_whole)?;
         let add = self.prepare(top, start).await?;
         if options.atomic {
@@ -288,7 +287,9 @@ impl<E: Environment> Jobs<E> {
 
     async fn add(&self, command: Command) -> Result<Job, Failure> {
         // For one that goes on with another, listings count that began since that was asked for.
-        let begins_anew = |add: &&AddJob| add.job.kind == JobKind::Import && !add.goes_on();
+        let is_dry = is_dry_run(&command);
+        let begins_anew =
+            |add: &&AddJob| add.job.kind == JobKind::Import && !add.goes_on() && !is_dry;
         let import = addition_of(&command).filter(begins_anew).map(|add| add.root);
         let record = self.environment.execute(command, true);
         let outcome = match import {
@@ -376,9 +377,23 @@ fn addition_of(command: &Command) -> Option<&AddJob> {
     }
 }
 
-fn no_selection() -> Failure {
-    let words = "an import lists whole directories: it takes no selection";
-    Failure::new(ErrorKind::InvalidArgument, words)
+/// Whether the job that a command adds does nothing.
+fn is_dry_run(command: &Command) -> bool {
+    match command {
+        Command::AddSelectedJob(selected) => selected.dry_run,
+        Command::AddJobWithOptions(job) => job.selected.dry_run,
+        Command::AddUnusedJob(unused) => unused.job.selected.dry_run,
+        Command::AddJobByState(by_state) => by_state.job.selected.dry_run,
+        _ => false,
+    }
+}
+
+/// Reads what such a job is to work on.
+fn check_selection(kind: JobKind, selection: &Selection) -> Result<(), Failure> {
+    if kind == JobKind::Import {
+        Reach::compile(selection)?;
+    }
+    Filter::compile(selection, Timestamp(0)).map(drop)
 }
 
 /// A job that nobody has begun.
