@@ -105,7 +105,8 @@ pub(crate) use xattr::CAPABILITY;
 /// |       | many whiteouts of a directory that is gone go by and by                          |
 /// | 23    | what targets have shown of the log is remembered                                 |
 /// | 24    | imports that go on with one that did not succeed                                 |
-pub const FEATURE_LEVEL: u32 = 24;
+/// | 25    | imported directories with the times of their marks go with these                 |
+pub const FEATURE_LEVEL: u32 = 25;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;

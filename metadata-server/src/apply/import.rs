@@ -302,7 +302,11 @@ fn build(
     };
     let mut inode = new_inode(tx, entry.inode, kind, (entry.uid, entry.gid), body);
     inode.mode = entry.mode & permission::MODE_MAX;
-    inode.modified = entry.modified;
+    inode.modified = match &entry.kind {
+        // From its import on, a time would be that of a change here.
+        ImportKind::Directory if entry.modified >= tx.time => Timestamp(0),
+        _ => entry.modified,
+    };
     if let ImportKind::File(origin) = &entry.kind {
         inode.size = origin.size;
     }

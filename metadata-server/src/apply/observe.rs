@@ -118,6 +118,9 @@ fn keep_local(
     Ok(())
 }
 
+/// The feature level from which on a directory with the time of its mark counts as imported.
+const MARKED_TIMES_LEVEL: u32 = 25;
+
 /// Removes an imported directory of which the bucket has nothing left. One with entries, one that
 /// was made here and one in which somebody changed something here stay: their time says so.
 pub(super) fn drop_directory(
@@ -133,7 +136,11 @@ pub(super) fn drop_directory(
         Ok(body) => body.linked.as_ref().is_some_and(|linked| linked.listed.is_some()),
         Err(_) => false,
     };
-    if !listed || inode.size > 0 || inode.modified != Timestamp(0) {
+    let is_as_imported = match tx.file_system()?.feature_level >= MARKED_TIMES_LEVEL {
+        true => inode.is_as_imported(),
+        false => inode.modified == Timestamp(0),
+    };
+    if !listed || inode.size > 0 || !is_as_imported {
         return known;
     }
     remove_name(tx, parent, inode, &drop.name, &entry)?;

@@ -10,6 +10,7 @@ mod conflict_rule;
 mod conflicts;
 mod copies;
 mod deletions;
+mod directory_times;
 mod exports;
 mod file_lists;
 mod import_filters;

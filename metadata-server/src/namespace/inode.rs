@@ -216,6 +216,15 @@ impl Inode {
             && below.is_some_and(|below| below.as_bytes() == name.as_bytes())
     }
 
+    /// Whether nobody has changed a directory here since it was imported. It has the time 0 then,
+    /// or that of its mark, which is before its import; a change of its owner, mode or times alone
+    /// counts where it has the latter.
+    #[must_use]
+    pub fn is_as_imported(&self) -> bool {
+        let is_marked = self.modified < self.born && self.changed == self.born;
+        self.modified == Timestamp(0) || is_marked
+    }
+
     /// Whether it is a directory.
     #[must_use]
     pub fn is_directory(&self) -> bool {

@@ -22,6 +22,7 @@ mod chance;
 mod commands;
 mod contents;
 mod dead_writers;
+mod directory_times;
 mod end_to_end;
 mod engine;
 mod engines;

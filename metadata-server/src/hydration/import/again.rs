@@ -482,7 +482,7 @@ fn missing(
                 let Body::Directory(body) = &inode.body else { continue };
                 let Some(below) = &body.linked else { continue };
                 // An empty one that was made or changed here stays, whatever the bucket has.
-                if inode.size == 0 && inode.modified != Timestamp(0) {
+                if inode.size == 0 && !inode.is_as_imported() {
                     continue;
                 }
                 let prefix = format!("{}/", key_of(&linked.prefix, &name));

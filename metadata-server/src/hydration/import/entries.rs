@@ -44,7 +44,7 @@ const FILE_MODE: u16 = 0o644;
 const SYMLINK_MODE: u16 = 0o777;
 
 impl Found {
-    /// A common prefix. Buckets know no times of directories.
+    /// A common prefix, which has no time.
     pub(super) fn directory(name: FileName, linked: &Linked) -> Self {
         let Defaults { uid, gid } = linked.defaults;
         let modified = Timestamp(0);
@@ -91,10 +91,10 @@ impl Found {
         self.is_over_object
     }
 
-    /// A directory with what the metadata of its own object say. Its time stays that of an imported
-    /// directory that nobody has changed here.
+    /// A directory with what the metadata of its own object say.
     pub(super) fn with_mark(self, mark: PosixAttributes) -> Self {
         Self {
+            modified: mark.mtime.unwrap_or(self.modified),
             mode: mark.mode.map_or(self.mode, permissions),
             uid: mark.uid.unwrap_or(self.uid),
             gid: mark.gid.unwrap_or(self.gid),
