@@ -12,7 +12,7 @@ use millrace_tests::{
     azurite::Azurite,
     cloud::{Cloud, MAY, MAY_NOT},
     cluster::{Cluster, Wish},
-    google::{GoogleServer, WRITER},
+    google::{GoogleFront, GoogleServer, WRITER},
     program::wait_for,
 };
 
@@ -37,6 +37,25 @@ impl Tried for GoogleServer {
 
     fn mode(&self, key: &str) -> Result<String> {
         self.metadata(key, "file-permissions").context("no mode")
+    }
+}
+
+impl Tried for GoogleFront {
+    fn secret(&self) -> Result<String> {
+        self.secret_of(WRITER).context("the writer has a key")
+    }
+
+    fn has_left(&self, _: &str) -> Result<bool> {
+        let left = "found = client.list_objects_v2(Bucket=sys.argv[2]).get('Contents', [])\n\
+            found += client.list_multipart_uploads(Bucket=sys.argv[2]).get('Uploads', [])\n\
+            print(any('.millrace-' in one['Key'] for one in found))";
+        Ok(self.script(left, &[self.behind().1])?.trim() == "True")
+    }
+
+    fn mode(&self, key: &str) -> Result<String> {
+        let told = "told = client.head_object(Bucket=sys.argv[2], Key=sys.argv[3])['Metadata']\n\
+            print(told['file-permissions'])";
+        Ok(self.script(told, &[self.behind().1, key])?.trim().to_owned())
     }
 }
 
@@ -229,6 +248,11 @@ fn everything_works<C: Tried>(cloud: C) -> Result<()> {
 #[test]
 fn a_bucket_of_google_is_read_lazily_exported_and_never_overwritten_unseen() -> Result<()> {
     everything_works(GoogleServer::start()?)
+}
+
+#[test]
+fn what_is_at_a_bucket_of_google_is_in_a_real_server_as_its_own_client_has_it() -> Result<()> {
+    everything_works(GoogleFront::start()?)
 }
 
 #[test]

@@ -27,6 +27,8 @@ SECRET_KEY = "millrace-test-secret"
 # This identity exists and signs correctly, but may do nothing: a forbidden bucket.
 DENIED_ACCESS_KEY = "millrace-denied"
 DENIED_SECRET_KEY = "millrace-denied-secret"
+# Requests that nobody signed may do everything with this bucket, and nothing with any other.
+PUBLIC_BUCKET = "public"
 # Volumes are files that grow as needed; 128 of 256 MiB bound the server's disk to 32 GiB.
 VOLUMES_MAX = 128
 VOLUME_LIMIT_MB = 256
@@ -237,12 +239,17 @@ def remove_sockets(ports):
 
 
 def identities():
-    """One identity that may do everything and one that may do nothing."""
+    """One that may do everything, one that may do nothing, and who does not say who they are.
+
+    Those have a bucket of their own: what stands before it asks for other credentials.
+    """
     full = {"name": "full", "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     full["credentials"] = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
     denied = {"name": "denied", "actions": ["Read:no-such-bucket"]}
     denied["credentials"] = [{"accessKey": DENIED_ACCESS_KEY, "secretKey": DENIED_SECRET_KEY}]
-    return {"identities": [full, denied]}
+    allowed = [f"{what}:{PUBLIC_BUCKET}" for what in ("Read", "Write", "List", "Tagging")]
+    anonymous = {"name": "anonymous", "actions": allowed}
+    return {"identities": [full, denied, anonymous]}
 
 
 def make_bucket(client, name):

@@ -12,7 +12,7 @@ use crate::{
     azurite::{self, Azurite},
     bucket::Bucket,
     cluster::Wish,
-    google::{GoogleServer, READER, WRITER},
+    google::{GoogleFront, GoogleServer, READER, WRITER},
 };
 
 /// A bucket named `data` at somebody's, and what others do to it.
@@ -125,13 +125,7 @@ impl Cloud for GoogleServer {
     }
 
     fn access(&self, wish: &mut Wish, folder: &Path) -> Result<&'static [&'static str]> {
-        let mut text = String::new();
-        for (section, account) in [(MAY, WRITER), (MAY_NOT, READER)] {
-            let key = folder.join(format!("{section}.json"));
-            self.write_key(account, &key)?;
-            text += &format!("[{section}]\ngoogle_service_account = '{}'\n", key.display());
-        }
-        with_sections(wish, folder, &text)
+        with_keys(wish, folder, |account, path| self.write_key(account, path))
     }
 
     fn put(&self, key: &str, body: &[u8]) -> Result<()> {
@@ -141,6 +135,35 @@ impl Cloud for GoogleServer {
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
         Ok(Self::get(self, key).with_context(|| format!("no object {key}"))?.to_vec())
+    }
+}
+
+/// Somebody else puts and gets past the front, as the server's own client.
+impl Cloud for GoogleFront {
+    const SCHEME: &'static str = "gs";
+
+    fn endpoint(&self) -> String {
+        Self::endpoint(self)
+    }
+
+    fn access(&self, wish: &mut Wish, folder: &Path) -> Result<&'static [&'static str]> {
+        with_keys(wish, folder, |account, path| self.write_key(account, path))
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), body)?;
+        let path = file.path().to_str().context("a temporary path is text")?;
+        let put = "client.upload_file(sys.argv[4], sys.argv[2], sys.argv[3])";
+        self.script(put, &[self.behind().1, key, path]).map(drop)
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let file = tempfile::NamedTempFile::new()?;
+        let path = file.path().to_str().context("a temporary path is text")?;
+        let get = "client.download_file(sys.argv[2], sys.argv[3], sys.argv[4])";
+        self.script(get, &[self.behind().1, key, path])?;
+        Ok(fs::read(file.path())?)
     }
 }
 
@@ -167,6 +190,21 @@ impl Cloud for Azurite {
     fn get(&self, key: &str) -> Result<Vec<u8>> {
         Self::get(self, key)
     }
+}
+
+/// Sections of Google's accounts, whose key files `write` writes.
+fn with_keys(
+    wish: &mut Wish,
+    folder: &Path,
+    write: impl Fn(&str, &Path) -> Result<()>,
+) -> Result<&'static [&'static str]> {
+    let mut text = String::new();
+    for (section, account) in [(MAY, WRITER), (MAY_NOT, READER)] {
+        let key = folder.join(format!("{section}.json"));
+        write(account, &key)?;
+        text += &format!("[{section}]\ngoogle_service_account = '{}'\n", key.display());
+    }
+    with_sections(wish, folder, &text)
 }
 
 fn with_sections(wish: &mut Wish, folder: &Path, text: &str) -> Result<&'static [&'static str]> {

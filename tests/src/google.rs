@@ -1,13 +1,15 @@
-//! A server of Google Cloud Storage's XML API, for tests: nothing that can be installed has its
+//! Servers of Google Cloud Storage's XML API, for tests: nothing that can be installed has its
 //! generations and preconditions.
 //!
-//! It keeps objects in memory, each under a generation that no other ever had, and refuses what
-//! Google refuses: another generation than the condition names, a token that none of its accounts
-//! signed, parts that are too small, bytes that do not have the checksum that came with them. What
-//! it does besides answering truly is said by [`Trouble`], one at a time.
+//! [`GoogleFront`] adds those to a real server, which does all the rest. [`GoogleServer`] keeps
+//! objects in memory, each under a generation that no other ever had, and refuses what Google
+//! refuses: another generation than the condition names, a token that none of its accounts signed,
+//! parts that are too small, bytes that do not have the checksum that came with them. What it does
+//! besides answering truly is said by [`Trouble`], one at a time.
 //!
-//! Modules: `account` (key files and tokens), `store` (objects and uploads), `serve` (connections
-//! and requests), `answer` (documents and headers).
+//! Modules: `account` (key files and tokens), `asked` (requests), `store` (objects and uploads),
+//! `serve` (connections and what is done), `answer` (documents and headers), `front` (before a real
+//! server).
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -19,10 +21,13 @@ use anyhow::Result;
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
+pub use self::front::GoogleFront;
 use self::{account::Account, store::Store};
 
 mod account;
 mod answer;
+mod asked;
+mod front;
 mod serve;
 mod store;
 
@@ -80,11 +85,12 @@ impl GoogleServer {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let accounts = vec![Account::new(WRITER, true)?, Account::new(READER, false)?];
-        let shared = Arc::new(Shared { accounts, state: Mutex::default() });
+        let shared = Arc::new(Shared { accounts: Account::both()?, state: Mutex::default() });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        runtime.spawn(serve::accept(listener, Arc::clone(&shared)));
+        let served = Arc::clone(&shared);
+        let respond = move |request| serve::respond(Arc::clone(&served), request);
+        runtime.spawn(serve::accept(listener, respond));
         Ok(Self { address, shared, runtime: Some(runtime) })
     }
 
@@ -100,17 +106,13 @@ impl GoogleServer {
     /// # Errors
     /// When it cannot be written.
     pub fn write_key(&self, account: &str, path: &Path) -> Result<()> {
-        match self.shared.accounts.iter().find(|known| known.is_named(account)) {
-            Some(known) => known.write_key(path),
-            None => Account::new(account, false)?.write_key(path),
-        }
+        account::write_key(&self.shared.accounts, account, path)
     }
 
     /// What in a key file is a secret: a piece of it that stands nowhere else.
     #[must_use]
     pub fn secret_of(&self, account: &str) -> Option<String> {
-        let known = self.shared.accounts.iter().find(|known| known.is_named(account))?;
-        Some(known.secret())
+        account::secret_of(&self.shared.accounts, account)
     }
 
     /// Puts an object, as somebody else would, and tells its generation.

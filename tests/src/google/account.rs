@@ -14,22 +14,48 @@ use base64::{
 };
 use serde_json::Value;
 
+use super::{READER, WRITER, asked::Asked, store::Refusal};
+
+/// Whether the sender of a request may do this: one of the accounts has signed its token.
+pub(super) fn may(accounts: &[Account], asked: &Asked) -> Result<(), Refusal> {
+    let told = asked.header("authorization").ok_or((401, "AuthenticationRequired"))?;
+    let token = told.strip_prefix("Bearer ").unwrap_or_default();
+    let account = accounts.iter().find(|account| account.signed(token));
+    let account = account.ok_or((401, "AuthenticationRequired"))?;
+    if asked.reads() || account.may_write { Ok(()) } else { Err((403, "AccessDenied")) }
+}
+
+/// Writes the key file of an account, as Google's console would. A stranger's has a key that nobody
+/// knows here.
+pub(super) fn write_key(accounts: &[Account], email: &str, path: &Path) -> Result<()> {
+    match accounts.iter().find(|known| known.email == email) {
+        Some(known) => known.write_key(path),
+        None => Account::new(email, false)?.write_key(path),
+    }
+}
+
+/// What in a key file is a secret: a piece of it that stands nowhere else.
+pub(super) fn secret_of(accounts: &[Account], email: &str) -> Option<String> {
+    accounts.iter().find(|known| known.email == email).map(Account::secret)
+}
+
 /// An account with an RSA key.
 #[derive(Debug)]
 pub(super) struct Account {
     email: String,
     key: KeyPair,
-    pub(super) may_write: bool,
+    may_write: bool,
 }
 
 impl Account {
-    pub(super) fn new(email: &str, may_write: bool) -> Result<Self> {
+    fn new(email: &str, may_write: bool) -> Result<Self> {
         let key = KeyPair::generate(KeySize::Rsa2048).context("a new RSA key")?;
         Ok(Self { email: email.to_owned(), key, may_write })
     }
 
-    pub(super) fn is_named(&self, email: &str) -> bool {
-        self.email == email
+    /// [`WRITER`] and [`READER`].
+    pub(super) fn both() -> Result<Vec<Self>> {
+        Ok(vec![Self::new(WRITER, true)?, Self::new(READER, false)?])
     }
 
     fn private(&self) -> Result<String> {
@@ -38,11 +64,11 @@ impl Account {
     }
 
     /// A line of the private key that every form of it shows.
-    pub(super) fn secret(&self) -> String {
+    fn secret(&self) -> String {
         self.private().unwrap_or_default().chars().skip(128).take(64).collect()
     }
 
-    pub(super) fn write_key(&self, path: &Path) -> Result<()> {
+    fn write_key(&self, path: &Path) -> Result<()> {
         let private = self.private()?;
         let lines: Vec<&str> = private
             .as_bytes()
@@ -66,7 +92,7 @@ impl Account {
     }
 
     /// Whether this account signed a token, and means itself by it.
-    pub(super) fn signed(&self, token: &str) -> bool {
+    fn signed(&self, token: &str) -> bool {
         self.check(token).is_some()
     }
 

@@ -1,52 +1,59 @@
-//! Connections, and what is done for each request.
+//! Connections, and what the server of our own does for each request.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{io, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Response,
     body::Incoming,
     header::{self, HeaderValue},
-    http::request::Parts,
     server,
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use percent_encoding::percent_decode_str;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     BUCKET, Shared, State, Trouble,
+    account::may,
     answer::{
         Body, answer, checksum_of, cut, document, headers_of, listing, parts, refusal, uploads,
         whole,
     },
+    asked::{Asked, decoded},
     store::{Object, Refusal, tag_of},
 };
 
 type Answer = Result<Response<Body>, Refusal>;
 
-pub(super) async fn accept(listener: std::net::TcpListener, shared: Arc<Shared>) {
+/// Takes connections, and has each request on them answered.
+pub(super) async fn accept<F, R>(listener: std::net::TcpListener, respond: F)
+where
+    F: Fn(hyper::Request<Incoming>) -> R + Clone + Send + 'static,
+    R: Future<Output = io::Result<Response<Body>>> + Send + 'static,
+{
     let listener = TcpListener::from_std(listener).expect("made for this");
     loop {
         if let Ok((stream, _)) = listener.accept().await {
-            drop(tokio::spawn(serve(stream, Arc::clone(&shared))));
+            drop(tokio::spawn(serve(stream, respond.clone())));
         }
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
+async fn serve<F, R>(stream: TcpStream, respond: F) -> io::Result<()>
+where
+    F: Fn(hyper::Request<Incoming>) -> R,
+    R: Future<Output = io::Result<Response<Body>>>,
+{
     stream.set_nodelay(true)?;
-    let service = service_fn(|request| respond(Arc::clone(&shared), request));
     let connection = server::conn::http1::Builder::new();
     // An error is a trouble that was asked for, or a client that has gone.
-    drop(connection.serve_connection(TokioIo::new(stream), service).await);
+    drop(connection.serve_connection(TokioIo::new(stream), service_fn(respond)).await);
     Ok(())
 }
 
-async fn respond(
+pub(super) async fn respond(
     shared: Arc<Shared>,
     request: hyper::Request<Incoming>,
 ) -> io::Result<Response<Body>> {
@@ -58,7 +65,7 @@ async fn respond(
     if state.take(|trouble| *trouble == Trouble::SlowDown).is_some() {
         return Ok(refusal((503, "SlowDown")));
     }
-    let done = shared.may(&asked).and_then(|()| asked.run(&mut state));
+    let done = may(&shared.accounts, &asked).and_then(|()| asked.run(&mut state));
     let is_copy = asked.header("x-goog-copy-source").is_some();
     if is_copy && state.take(|trouble| *trouble == Trouble::LostCopyAnswer).is_some() {
         return Err(io::ErrorKind::ConnectionReset.into());
@@ -66,56 +73,7 @@ async fn respond(
     Ok(done.unwrap_or_else(refusal))
 }
 
-impl Shared {
-    /// Whether the sender of a request may do this.
-    fn may(&self, asked: &Asked) -> Result<(), Refusal> {
-        let told = asked.header("authorization").ok_or((401, "AuthenticationRequired"))?;
-        let token = told.strip_prefix("Bearer ").unwrap_or_default();
-        let account = self.accounts.iter().find(|account| account.signed(token));
-        let account = account.ok_or((401, "AuthenticationRequired"))?;
-        let reads = matches!(asked.method, Method::GET | Method::HEAD);
-        if reads || account.may_write { Ok(()) } else { Err((403, "AccessDenied")) }
-    }
-}
-
-/// A request.
-struct Asked {
-    method: Method,
-    bucket: String,
-    key: String,
-    query: BTreeMap<String, String>,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-fn decoded(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
-}
-
 impl Asked {
-    fn new(head: &Parts, body: Bytes) -> Self {
-        let path = head.uri.path().trim_start_matches('/');
-        let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
-        let pairs = head.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
-        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        Self {
-            method: head.method.clone(),
-            bucket: decoded(bucket),
-            key: decoded(key),
-            query: pairs.map(|(name, value)| (decoded(name), decoded(value))).collect(),
-            headers: head.headers.clone(),
-            body,
-        }
-    }
-
-    fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(name).and_then(|value| value.to_str().ok())
-    }
-
-    fn parameter(&self, name: &str) -> Option<&str> {
-        self.query.get(name).map(String::as_str)
-    }
-
     fn run(&self, state: &mut State) -> Answer {
         if self.bucket != BUCKET {
             return Err((404, "NoSuchBucket"));
@@ -216,14 +174,6 @@ impl Asked {
             return Err((416, "InvalidRange"));
         }
         Ok(Some((from, last + 1)))
-    }
-
-    fn metadata(&self) -> BTreeMap<String, String> {
-        let pairs = self.headers.iter().filter_map(|(name, value)| {
-            let name = name.as_str().strip_prefix("x-goog-meta-")?;
-            Some((name.to_owned(), value.to_str().ok()?.to_owned()))
-        });
-        pairs.collect()
     }
 
     fn put(&self, state: &mut State) -> Answer {

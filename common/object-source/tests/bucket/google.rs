@@ -20,11 +20,11 @@ use millrace_types::MIB;
 use crate::{contract, scripted::refusing};
 
 /// Key files of the writer, the reader and a stranger, and a section for each.
-fn settings(server: &GoogleServer, dir: &Path) -> Settings {
+pub(crate) fn settings(write_key: impl Fn(&str, &Path), dir: &Path) -> Settings {
     let mut text = String::from("[broken]\ngoogle_service_account = /nowhere/key.json\n");
     for (section, account) in [("writer", WRITER), ("reader", READER), ("stranger", "nobody@x")] {
         let key = dir.join(format!("{section}.json"));
-        server.write_key(account, &key).unwrap();
+        write_key(account, &key);
         text += &format!("[{section}]\ngoogle_service_account = {}\n", key.display());
     }
     let path = dir.join("credentials");
@@ -34,7 +34,7 @@ fn settings(server: &GoogleServer, dir: &Path) -> Settings {
     Settings { credentials_file: Some(path), retries_max: 2, ..Settings::default() }
 }
 
-fn open(settings: &Settings, endpoint: &str, bucket: &str, credentials: &str) -> Bucket {
+pub(crate) fn open(settings: &Settings, endpoint: &str, bucket: &str, credentials: &str) -> Bucket {
     let url = format!("gs://{bucket}");
     let spec = LinkSpec::new(&url, Some(endpoint), None, Some(credentials)).unwrap();
     Bucket::open(&spec, settings).unwrap()
@@ -50,7 +50,8 @@ struct World {
 impl World {
     fn new() -> Self {
         let (server, dir) = (GoogleServer::start().unwrap(), tempfile::tempdir().unwrap());
-        let settings = settings(&server, dir.path());
+        let settings =
+            settings(|account, path| server.write_key(account, path).unwrap(), dir.path());
         let bucket = open(&settings, &server.endpoint(), BUCKET, "writer");
         Self { server, settings, bucket, dir }
     }
