@@ -251,6 +251,40 @@ fn a_bucket_of_google_is_read_lazily_exported_and_never_overwritten_unseen() -> 
 }
 
 #[test]
+fn a_flat_directory_of_google_is_listed_in_ranges_and_has_each_name_once() -> Result<()> {
+    let (cloud, folder) = (GoogleServer::start()?, tempfile::tempdir()?);
+    // In no order, as hashes are; what an upload left behind is among them.
+    let name = |nth: u64| format!("{:016x}", nth.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut names: Vec<_> = (0..PAGES * 1_000 - 500).map(name).collect();
+    names.sort_unstable();
+    names.iter().for_each(|name| drop(cloud.put(&format!("flat/{name}"), b"x")));
+    cloud.put("flat/.a.millrace-0123456789abcdef", b"x");
+    let mut wish = Wish::default();
+    cloud.access(&mut wish, folder.path())?;
+    let cluster = Cluster::start(wish)?;
+    let endpoint = cloud.endpoint();
+    let add = ["link", "add", "gs://data/flat", "mr:/flat", "--endpoint", &endpoint];
+    cluster.cli(&[&add[..], &["--credentials", MAY]].concat())?.ok()?;
+    let before = cloud.requests().len();
+    let entries = fs::read_dir(cluster.mount().join("flat"))?;
+    let found = entries.map(|entry| Ok(entry?.file_name().into_string().unwrap_or_default()));
+    let mut found: Vec<String> = found.collect::<Result<_>>()?;
+    found.sort_unstable();
+    ensure!(found == names, "{} names, not {}", found.len(), names.len());
+    let asked = cloud.requests().split_off(before);
+    let listed = |what: &str| asked.iter().filter(|line| line.contains(what)).count();
+    let (pages, cuts) = (listed("delimiter="), listed("start-after="));
+    ensure!(cuts > 1, "{cuts} of {pages} requests begin behind a name");
+    // A range begins and ends within pages, and a cut may find nothing behind it.
+    let most = usize::try_from(PAGES)? * 2;
+    ensure!(pages <= most, "{pages} requests for {PAGES} pages");
+    Ok(())
+}
+
+/// Pages of that directory.
+const PAGES: u64 = 24;
+
+#[test]
 fn what_is_at_a_bucket_of_google_is_in_a_real_server_as_its_own_client_has_it() -> Result<()> {
     everything_works(GoogleFront::start()?)
 }

@@ -138,9 +138,10 @@ impl Bucket {
     #[must_use]
     pub fn lists_ranges(&self) -> bool {
         match &self.kind {
-            Kind::S3(_) => true,
-            // Azure's begin at their start only; each page of a directory reads all of it.
-            Kind::Google(_) | Kind::Azure(_) | Kind::Directory(_) => false,
+            Kind::S3(_) | Kind::Google(_) => true,
+            // Azure's begin at their start only, in the version of its interface that is spoken
+            // (`startFrom` came with 2026-02-06); each page of a directory reads all of it.
+            Kind::Azure(_) | Kind::Directory(_) => false,
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Google, answer};
 use crate::{
     Continuation, Error, ObjectVersion, Page, Tag,
     listing::{self, Contents, ListBucketResult, parse},
-    object::cursor_of,
+    object::Place,
     temporary::is_temporary,
     web::Ask,
 };
@@ -27,8 +27,14 @@ impl Google {
             ("list-type", "2"),
             ("prefix", prefix),
         ];
-        if let Some(token) = cursor_of(after)? {
-            query.push(("continuation-token", token));
+        let behind;
+        match after {
+            None => {}
+            Some(Continuation(Place::Cursor(token))) => query.push(("continuation-token", token)),
+            Some(Continuation(Place::Behind(name))) => {
+                behind = format!("{prefix}{name}");
+                query.push(("start-after", &behind));
+            }
         }
         let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
         let mut result = parse(&answer)?;

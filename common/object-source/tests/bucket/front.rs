@@ -25,6 +25,7 @@ async fn the_contract_holds_on_generations_where_another_server_has_the_bytes() 
     });
     puts.buffer_unordered(8).collect::<Vec<()>>().await;
     contract::pages(&bucket, "many/", 1_100).await;
+    contract::begins_behind_names(&bucket, "many/", 1_100).await;
     assert_eq!(bucket.counters().requests(RequestClass::Other), 0);
     // What others put there is another version, and what was put here they have.
     let tag = bucket.head("many/000007").await.unwrap().version.tag;

@@ -96,6 +96,7 @@ async fn a_large_directory_comes_in_pages() {
     puts.collect::<Vec<()>>().await;
     contract::pages(&world.bucket, "many/", 2_100).await;
     contract::pages(&world.bucket, "dirs/", 2_100).await;
+    contract::begins_behind_names(&world.bucket, "many/", 2_100).await;
 }
 
 #[tokio::test]
