@@ -51,6 +51,7 @@ pub struct Bucket {
     limits: Limits,
     counters: Arc<Counters>,
     patience: Duration,
+    check_timeout: Duration,
     name: String,
 }
 
@@ -88,7 +89,8 @@ impl Bucket {
         };
         let name = spec.without_prefix().url_of("");
         let (limits, patience) = (Limits::new(settings, requests), settings.read_timeout);
-        Ok(Self { kind, limits, counters, patience, name })
+        let check_timeout = settings.check_timeout;
+        Ok(Self { kind, limits, counters, patience, check_timeout, name })
     }
 
     /// What has been asked of it so far.

@@ -12,11 +12,12 @@
 //! What a file system that is not mounted leaves is a directory, too, with nothing in it. So that
 //! something is gone is only said of the directory in which something was found before (`tree`).
 
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream::BoxStream};
 use millrace_types::Crc32c;
+use tokio::{sync::Mutex, time};
 
 use self::tree::Tree;
 use crate::{
@@ -34,11 +35,13 @@ mod write;
 pub(crate) struct Directory {
     tree: Arc<Tree>,
     counters: Arc<Counters>,
+    /// Who tries it: one at a time, so that no more than one thread hangs where trials do.
+    trying: Arc<Mutex<()>>,
 }
 
 impl Directory {
     pub(crate) fn new(root: PathBuf, counters: Arc<Counters>) -> Self {
-        Self { tree: Arc::new(Tree::new(root)), counters }
+        Self { tree: Arc::new(Tree::new(root)), counters, trying: Arc::default() }
     }
 
     pub(crate) async fn list(
@@ -208,14 +211,42 @@ impl Directory {
         self.blocking(RequestClass::Upload, move |tree| write::abort(tree, &key, &upload)).await
     }
 
-    pub(crate) async fn try_out(&self, trial: Trial) -> Result<Vec<Untried>, Error> {
+    /// Tries it within a time. A file system that hangs, as one on a network does while its server
+    /// is away, holds a thread until it answers; the next trial waits for that, no longer than its
+    /// own time.
+    pub(crate) async fn try_out(
+        &self,
+        trial: Trial,
+        timeout: Duration,
+    ) -> Result<Vec<Untried>, Error> {
         let work = move |tree: &Tree| {
-            // Names are deleted by who may write to their directory.
+            // Names are deleted by who may write to their directory, and uploads are names.
             tree.check(trial.write || trial.delete)?;
             let lacks = trial.read && !read::something(tree)?;
             Ok(if lacks { vec![Untried::NothingToRead] } else { Vec::new() })
         };
-        self.blocking(RequestClass::Other, work).await
+        self.within(timeout, work).await
+    }
+
+    async fn within<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&Tree) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let tried = async {
+            let turn = Arc::clone(&self.trying).lock_owned().await;
+            let work = move |tree: &Tree| {
+                // Given back when this ends, though nobody waits for it any more.
+                let _turn = turn;
+                work(tree)
+            };
+            self.blocking(RequestClass::Other, work).await
+        };
+        let ended = time::timeout(timeout, tried).await;
+        ended.unwrap_or_else(|_| {
+            self.counters.fail();
+            Err(self.tree.hangs(timeout))
+        })
     }
 
     fn sent(&self, body: &[Bytes]) {
@@ -237,5 +268,36 @@ impl Directory {
             self.counters.fail();
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_trial_of_a_file_system_that_hangs_ends_in_time_and_holds_one_thread() {
+        let directory = Directory::new("/mnt/far".into(), Arc::default());
+        let brief = Duration::from_millis(20);
+        // The file system answers when the test says so.
+        let (answer, asked) = mpsc::channel::<()>();
+        let (begun, first) = mpsc::channel();
+        let hangs = move |_: &Tree| {
+            begun.send(()).unwrap();
+            Ok(asked.recv().is_ok())
+        };
+        let error = directory.within(brief, hangs).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("/mnt/far") && said.contains("hang"), "{said}");
+        first.recv().unwrap();
+        // Another one begins nothing while it hangs, and does not wait longer for that.
+        let second = |_: &Tree| -> Result<(), Error> { panic!("a second thread") };
+        let error = directory.within(brief, second).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        answer.send(()).unwrap();
+        assert_eq!(directory.within(Duration::from_secs(60), |_| Ok(7)).await, Ok(7));
     }
 }

@@ -22,9 +22,13 @@ pub struct Trial {
     pub write: bool,
     /// Deleting, of something that is not there.
     pub delete: bool,
+    /// Listing the uploads under way, whoever began them: only so is what exports left behind
+    /// found.
+    pub uploads: bool,
 }
 
-/// A step that could not be tried. That is no failure.
+/// A step that could not be tried, or that is refused and that nothing depends on. That is no
+/// failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Untried {
     /// There is nothing to read.
@@ -38,6 +42,12 @@ pub enum Untried {
     /// stay where deleting is refused, and where versions are kept a mark of the deletion would
     /// stay of what never was there.
     Deleting,
+    /// Uploads under way cannot be listed. Exports do without, but what they leave behind when they
+    /// are cut off is not found by anybody here.
+    Uploads {
+        /// Why: the right that is missing, or that the server has no such list.
+        why: String,
+    },
 }
 
 impl fmt::Display for Untried {
@@ -49,6 +59,9 @@ impl fmt::Display for Untried {
                 "deleting was not tried: the server knows no condition on a deletion, without \
                  which something might be left behind",
             ),
+            Self::Uploads { why } => {
+                write!(f, "uploads that are left behind cannot be found and given up: {why}")
+            }
         }
     }
 }
@@ -110,6 +123,12 @@ pub(crate) trait Attempts: Sync {
     /// Begins an upload and gives it up.
     async fn try_upload(&self, key: &str) -> Result<(), Error>;
 
+    /// Lists uploads under way below a prefix, a page of them at most. Not told apart from
+    /// [`Self::try_list`] where that is the same request, with the same right.
+    async fn try_list_uploads(&self, _prefix: &str) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Deletes what is not there, so that nothing is left behind; false where that cannot be.
     async fn try_delete(&self, key: &str) -> Result<bool, Error>;
 }
@@ -147,6 +166,15 @@ async fn steps<B: Attempts>(bucket: &B, prefix: &str, trial: Trial) -> Result<Ve
     }
     if trial.write {
         bucket.try_upload(&probe_key(prefix)).await?;
+    }
+    if trial.uploads {
+        match bucket.try_list_uploads(prefix).await {
+            Ok(()) => {}
+            Err(Error::Denied { message } | Error::Unsupported { message }) => {
+                untried.push(Untried::Uploads { why: message });
+            }
+            Err(error) => return Err(error),
+        }
     }
     if trial.delete && !bucket.try_delete(&probe_key(prefix)).await? {
         untried.push(Untried::Deleting);

@@ -49,7 +49,8 @@ pub(super) async fn try_link<E: Environment>(
     });
     let (record, deletes) = query.await?;
     let LinkRecord { bucket, mode, .. } = record.ok_or(ErrorKind::NotFound)?;
-    let trial = Trial { read: true, write: mode == LinkMode::ImportExport, delete: deletes };
+    let exports = mode == LinkMode::ImportExport;
+    let trial = Trial { read: true, write: exports, delete: deletes, uploads: exports };
     let hosts = try_everywhere(environment, importer, &bucket, trial).await?;
     Ok(TryLinkReply { bucket, mode, hosts })
 }
@@ -88,7 +89,7 @@ async fn try_everywhere<E: Environment>(
         };
         tried("the metadata server".to_owned(), result.await)
     };
-    // Only this server deletes.
+    // Only this server deletes, and looks for uploads.
     let request = TryBucket { bucket: bucket.clone(), read: trial.read, write: trial.write };
     let serves = |host: &&Host| map.targets.iter().any(|target| target.host == host.id);
     // Owned, so that the future can be sent between threads.

@@ -234,7 +234,8 @@ impl Daemon {
     pub(crate) async fn try_bucket(&self, request: &TryBucket) -> Result<Tried, Failure> {
         let spec = links::spec(&request.bucket)?;
         let bucket = self.links.open(&request.bucket)?;
-        let trial = Trial { read: request.read, write: request.write, delete: false };
+        // Deletions and uploads are the metadata server's.
+        let trial = Trial { read: request.read, write: request.write, ..Trial::default() };
         let untried = bucket.try_out(spec.prefix(), trial).await?;
         let untried = untried.iter().map(ToString::to_string).collect();
         Ok(Tried { deletes: false, untried })

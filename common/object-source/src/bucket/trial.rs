@@ -21,14 +21,17 @@ impl Bucket {
     /// # Errors
     /// A sentence that says what is wrong: name not found, connection refused, no TLS, certificate
     /// not trusted, no credentials, which step is refused and the right that it takes, another
-    /// region, no such bucket or directory.
+    /// region, no such bucket or directory, a file system that hangs.
+    ///
+    /// # Cancellation
+    /// On `file://` a thread goes on until the file system answers; trials after it wait for that.
     pub async fn try_out(&self, prefix: &str, trial: Trial) -> Result<Vec<Untried>, Error> {
         check_prefix(prefix)?;
         match &self.kind {
             Kind::S3(s3) => Box::pin(trial::try_out(&**s3, prefix, trial)).await,
             Kind::Google(google) => Box::pin(trial::try_out(&**google, prefix, trial)).await,
             Kind::Azure(azure) => Box::pin(trial::try_out(&**azure, prefix, trial)).await,
-            Kind::Directory(directory) => directory.try_out(trial).await,
+            Kind::Directory(directory) => directory.try_out(trial, self.check_timeout).await,
         }
     }
 }

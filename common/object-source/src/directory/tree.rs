@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use rustix::{
@@ -184,6 +185,16 @@ impl Tree {
             }
             _ => Error::Unavailable { message },
         }
+    }
+
+    /// It has not answered for so long.
+    pub(super) fn hangs(&self, timeout: Duration) -> Error {
+        Error::unavailable(format!(
+            "the directory {} does not answer within {} s: the file system that it is on hangs, as \
+             one on a network does while its server is away, or is very slow",
+            self.root.display(),
+            timeout.as_secs()
+        ))
     }
 
     fn object_error(&self, error: Errno, key: &str) -> Error {

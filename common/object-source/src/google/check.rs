@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Error, Metadata, Settings,
     listing::{objects, parse},
+    parts::uploads_page,
     trial::{Attempts, LISTED_KEYS, Listed},
 };
 
@@ -59,6 +60,12 @@ impl Attempts for Google {
     async fn try_upload(&self, key: &str) -> Result<(), Error> {
         let upload = self.create_upload(key, &Metadata::default()).await?;
         self.abort_upload(key, &upload).await
+    }
+
+    async fn try_list_uploads(&self, prefix: &str) -> Result<(), Error> {
+        let query = [("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
+        let (_, answer) = self.web.send_once(&self.list_ask(&query)).await?;
+        uploads_page(&answer, None).map(drop)
     }
 
     /// Of what is not there nothing is left, with versions neither.

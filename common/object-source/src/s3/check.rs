@@ -12,6 +12,7 @@ use super::{
 use crate::{
     Error, Metadata, Settings,
     listing::{objects, parse},
+    parts::uploads_page,
     trial::{Attempts, LISTED_KEYS, Listed},
 };
 
@@ -64,6 +65,12 @@ impl Attempts for S3 {
     async fn try_upload(&self, key: &str) -> Result<(), Error> {
         let upload = self.create_upload(key, &Metadata::default()).await?;
         self.abort_upload(key, &upload).await
+    }
+
+    async fn try_list_uploads(&self, prefix: &str) -> Result<(), Error> {
+        let query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
+        let answer = self.signer.send_once(&list_ask(query)).await?;
+        uploads_page(&answer, None).map(drop)
     }
 
     /// On condition of a version, as objects are deleted. So where versions are kept no mark of the

@@ -6,8 +6,8 @@ use millrace_object_source::{Bucket, Error, LinkSpec, Settings, Trial, Untried};
 
 use crate::scripted::{Answer, Scripted, Seen};
 
-const ALL: Trial = Trial { read: true, write: true, delete: true };
-const READ: Trial = Trial { read: true, write: false, delete: false };
+const ALL: Trial = Trial { read: true, write: true, delete: true, uploads: true };
+const READ: Trial = Trial { read: true, write: false, delete: false, uploads: false };
 
 /// A key and its size.
 type Listed = (&'static str, u64);
@@ -26,6 +26,9 @@ fn bucket(
         let body = match step(seen) {
             Step::List if seen.path.contains("restype=container") => azure_listing(keys),
             Step::List => listing(keys),
+            Step::ListUploads => "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
+                 </ListMultipartUploadsResult>"
+                .to_owned(),
             Step::Begin => {
                 let id = "<UploadId>u</UploadId>";
                 format!("<InitiateMultipartUploadResult>{id}</InitiateMultipartUploadResult>")
@@ -43,6 +46,7 @@ fn bucket(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     List,
+    ListUploads,
     Read,
     Begin,
     Put,
@@ -57,6 +61,7 @@ fn has_condition(seen: &Seen) -> bool {
 
 fn step(seen: &Seen) -> Step {
     match seen.method.as_str() {
+        "GET" if seen.path.contains("uploads=") => Step::ListUploads,
         "GET" if seen.path.contains("list") => Step::List,
         "GET" => Step::Read,
         "POST" => Step::Begin,
@@ -136,6 +141,38 @@ async fn a_step_that_is_refused_is_told_with_the_right_that_it_takes() {
         let said = refused(url, ALL, which).await;
         assert!(said.contains("refuses access") && said.contains(words), "{url}: {said}");
     }
+}
+
+#[tokio::test]
+async fn who_may_not_list_uploads_is_told_which_right_that_takes_and_can_use_the_bucket() {
+    for (url, answer, words) in [
+        ("s3://data", (403, "AccessDenied"), "needs s3:ListBucketMultipartUploads (AccessDenied"),
+        ("gs://data", (403, "AccessDenied"), "needs storage.multipartUploads.list (AccessDenied"),
+        ("s3://data", (501, "NotImplemented"), "no such list"),
+    ] {
+        let server = bucket(&[("p/a", 5)], move |seen| {
+            let (status, code) = answer;
+            (step(seen) == Step::ListUploads).then(|| Answer::refusal(status, code, "no such list"))
+        });
+        let untried = open(url, &server).try_out("p/", ALL).await.unwrap();
+        let [told @ Untried::Uploads { .. }] = &untried[..] else { panic!("{url}: {untried:?}") };
+        let said = told.to_string();
+        assert!(said.starts_with("uploads that are left behind cannot be found"), "{url}: {said}");
+        assert!(said.contains(words), "{url}: {said}");
+        let listed = server.seen().into_iter().filter(|seen| step(seen) == Step::ListUploads);
+        let listed: Vec<_> = listed.collect();
+        assert!(listed.len() == 1 && listed[0].path.contains("prefix=p%2F"), "{url}: {listed:?}");
+    }
+    // What is no answer is a failure, as with every other step; and who does not export needs none.
+    let server = bucket(&[("p/a", 5)], |seen| {
+        (step(seen) == Step::ListUploads).then(|| Answer::document("<html>login</html>"))
+    });
+    let error = open("s3://data", &server).try_out("p/", ALL).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert_eq!(open("s3://data", &server).try_out("p/", READ).await, Ok(Vec::new()));
+    // Azure has one list of both.
+    let server = bucket(&[("p/a", 5)], |_| None);
+    assert_eq!(open("az://data", &server).try_out("p/", ALL).await, Ok(Vec::new()));
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ async fn uploads_to_one_key_do_not_mix(bucket: &Bucket, other: &Bucket) {
 
 async fn refusals(settings: &Settings, endpoint: &str) {
     let writer = open(settings, endpoint, CONTAINER, "writer");
-    let all = Trial { read: true, write: true, delete: true };
+    let all = Trial { read: true, write: true, delete: true, uploads: true };
     assert_eq!(writer.try_out("some/where/", all).await, Ok(vec![Untried::NothingToRead]));
     assert_eq!(writer.try_out("", all).await, Ok(Vec::new()));
     let refused = async |container: &str, credentials: &str| {

@@ -130,7 +130,7 @@ async fn a_missing_or_wrong_directory_is_told_in_words() {
 async fn whether_files_can_be_read_is_tried_of_one_wherever_it_lies() {
     let root = tempfile::tempdir().unwrap();
     let bucket = open(root.path());
-    let all = Trial { read: true, write: true, delete: true };
+    let all = Trial { read: true, write: true, delete: true, uploads: true };
     assert_eq!(bucket.try_out("", all).await, Ok(vec![Untried::NothingToRead]));
     fs::create_dir_all(root.path().join("a/b")).unwrap();
     symlink("/etc/passwd", root.path().join("link")).unwrap();

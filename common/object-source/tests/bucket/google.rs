@@ -263,7 +263,7 @@ async fn a_publication_whose_answer_is_lost_is_unclear_and_leaves_nothing_behind
 #[tokio::test]
 async fn refusals_are_told_in_words() {
     let world = World::new();
-    let all = Trial { read: true, write: true, delete: true };
+    let all = Trial { read: true, write: true, delete: true, uploads: true };
     let untried = world.open("writer").try_out("some/where/", all).await.unwrap();
     assert_eq!(untried, [Untried::NothingToRead]);
     assert!(world.server.keys().is_empty() && world.server.uploads() == 0, "nothing is left");

@@ -100,7 +100,7 @@ async fn many_keys(writer: &Bucket) {
 }
 
 async fn refusals(settings: &Settings, endpoint: &str) {
-    let all = Trial { read: true, write: true, delete: true };
+    let all = Trial { read: true, write: true, delete: true, uploads: true };
     let writer = open(settings, endpoint, "data", "writer");
     let untried = writer.try_out("some/where/", all).await.unwrap();
     assert!(untried.contains(&Untried::NothingToRead), "{untried:?}");

@@ -43,7 +43,7 @@ impl TestServer {
 
     async fn try_bucket(&self, request: TryBucket) -> Result<Tried, Failure> {
         let bucket = self.buckets.bucket(&spec_of(&request.bucket)?)?;
-        let trial = Trial { read: request.read, write: request.write, delete: false };
+        let trial = Trial { read: request.read, write: request.write, ..Trial::default() };
         let untried = bucket.try_out("", trial).await?;
         let untried = untried.iter().map(ToString::to_string).collect();
         Ok(Tried { deletes: false, untried })
