@@ -118,6 +118,36 @@ fn a_small_read_of_a_large_object_does_not_fetch_it_whole() -> Result<()> {
     Ok(())
 }
 
+/// One that is fetched whole, one by ranges: the server is asked in different ways, and says why in
+/// the answers to both.
+#[test]
+fn what_is_encrypted_with_its_owners_key_has_a_name_and_is_refused_as_that() -> Result<()> {
+    let bucket = Bucket::start()?;
+    let sizes = [("small", 1_000), ("large", 3_000_000)];
+    for (name, size) in sizes {
+        let put = "client.put_object(Bucket='data', Key=sys.argv[2], Body=bytes(int(sys.argv[3])),\
+            SSECustomerAlgorithm='AES256', SSECustomerKey=b'k' * 32)";
+        bucket.script(put, &[&format!("set/{name}"), &size.to_string()])?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
+    for (name, size) in sizes {
+        let path = cluster.mount().join("set").join(name);
+        ensure!(fs::metadata(&path)?.len() == size, "{name}");
+        let error = fs::read(&path).err().context("nobody here has the key")?;
+        let expected = Errno::OPNOTSUPP.raw_os_error();
+        ensure!(error.raw_os_error() == Some(expected), "{name}: {error}");
+    }
+    bucket.put("set/open", b"body")?;
+    cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
+    let said = cluster.cli(&["--json", "hydrate", "mr:/set", "--wait"])?;
+    ensure!(said.code == Some(1), "{said}");
+    let words = said.stdout.matches("encrypted with a key that only its owner has (SSE-C)");
+    ensure!(words.count() == 2, "{said}");
+    ensure!(fs::read(cluster.mount().join("set/open"))? == b"body");
+    Ok(())
+}
+
 #[test]
 fn an_exported_file_is_in_the_bucket_and_released_it_comes_back() -> Result<()> {
     let bucket = Bucket::start()?;

@@ -134,6 +134,9 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, ask: &Ask) -> 
         ("UserProjectMissing", _) => Error::Unsupported {
             message: format!("{bucket} lets requesters pay, which Millrace does not"),
         },
+        ("ResourceIsEncryptedWithCustomerEncryptionKey", _) => Error::Unsupported {
+            message: format!("{bucket}: {key:?} is encrypted with a key that only its owner has"),
+        },
         ("RequestTimeTooSkewed", _) => {
             denied(bucket, "says that this host's clock is wrong: set it", document)
         }
@@ -215,6 +218,9 @@ mod tests {
         assert!(matches!(refused(503, "ServiceUnavailable"), Error::Busy { .. }));
         assert!(matches!(refused(500, "InternalError"), Error::Unavailable { .. }));
         assert!(matches!(refused(400, "UserProjectMissing"), Error::Unsupported { .. }));
+        let error = refused(400, "ResourceIsEncryptedWithCustomerEncryptionKey");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("\"k\" is encrypted with a key"), "{error}");
         for (status, word) in [(401, "clock"), (403, "roles")] {
             let error = refused(status, "AccessDenied");
             assert!(matches!(error, Error::Denied { .. }));

@@ -99,6 +99,14 @@ fn by_code(
     if !is_damage && checksum::is_refused_in(&document.message) {
         return Error::Unsupported { message: format!("{bucket}: {}", document.message) };
     }
+    if purpose == Purpose::Read && wants_owners_key(document) {
+        return Error::Unsupported {
+            message: format!(
+                "{bucket}: {key:?} is encrypted with a key that only its owner has (SSE-C), and \
+                 cannot be read"
+            ),
+        };
+    }
     match document.code.as_str() {
         "NoSuchBucket" => {
             return Error::NoBucket {
@@ -152,6 +160,18 @@ fn by_code(
             document.code, document.message
         )),
     }
+}
+
+/// Whether a server says of an object that it takes a key of its owner's, which came with it and
+/// has to come with each read (SSE-C). It says so in words alone: these are of AWS, which MinIO has
+/// too, and of SeaweedFS.
+fn wants_owners_key(document: &Document) -> bool {
+    const WORDS: [&str; 2] = [
+        "stored using a form of Server Side Encryption",
+        "Server Side Encryption with Customer provided keys must provide",
+    ];
+    let is_bad = ["InvalidRequest", "InvalidArgument"].contains(&document.code.as_str());
+    is_bad && WORDS.iter().any(|words| document.message.contains(words))
 }
 
 /// Whether an answer says that the same request will be refused again, however often it is sent.

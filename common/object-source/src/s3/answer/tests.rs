@@ -45,6 +45,37 @@ fn each_refusal_says_what_the_caller_must_do() {
 }
 
 #[test]
+fn what_takes_its_owners_key_is_told_as_that_and_not_as_a_bad_request() {
+    let aws = "The object was stored using a form of Server Side Encryption. The correct \
+               parameters must be provided to retrieve the object.";
+    let weed = "Requests specifying Server Side Encryption with Customer provided keys must \
+                provide the customer key.";
+    for (code, message) in [("InvalidRequest", aws), ("InvalidArgument", weed)] {
+        let body = format!("<Error><Code>{code}</Code><Message>{message}</Message></Error>");
+        // Of a read by ranges object_store keeps the document in words.
+        let words = format!("Server returned non-2xx status code: 400 Bad Request: {body}");
+        let generic = object_store::Error::Generic { store: "S3", source: words.into() };
+        let whole = answered(&Method::GET, StatusCode::BAD_REQUEST, body.as_bytes());
+        for error in [whole, translate(generic, "k")] {
+            assert!(matches!(error, Error::Unsupported { .. }), "{code}: {error:?}");
+            let said = error.to_string();
+            assert!(
+                said.contains("\"k\" is encrypted with a key that only its owner has"),
+                "{said}"
+            );
+        }
+        // What is written takes no key of anybody's: that is another matter.
+        let put = answered(&Method::PUT, StatusCode::BAD_REQUEST, body.as_bytes());
+        assert!(matches!(put, Error::Unavailable { .. }), "{code}: {put:?}");
+    }
+    assert!(matches!(refused(400, "InvalidRequest"), Error::Unavailable { .. }));
+    // HEAD has no words: both reasons are told.
+    let head = answered(&Method::HEAD, StatusCode::BAD_REQUEST, b"");
+    assert!(matches!(head, Error::Denied { .. }), "{head:?}");
+    assert!(head.to_string().contains("SSE-C"), "{head}");
+}
+
+#[test]
 fn a_clock_that_is_wrong_is_told_with_the_bucket_s_own_time() {
     let body = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error>\
         <Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the \
