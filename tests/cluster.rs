@@ -36,6 +36,8 @@ mod full_disk;
 mod hostile;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
+#[path = "cluster/issued_keys.rs"]
+mod issued_keys;
 #[path = "cluster/job_options.rs"]
 mod job_options;
 #[path = "cluster/killed_jobs.rs"]

@@ -7,11 +7,13 @@ the server running (the line names the process).
 """
 
 import argparse
+import base64
 import ctypes
 import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +31,8 @@ DENIED_ACCESS_KEY = "millrace-denied"
 DENIED_SECRET_KEY = "millrace-denied-secret"
 # Requests that nobody signed may do everything with this bucket, and nothing with any other.
 PUBLIC_BUCKET = "public"
+# What StsServer's temporary credentials are for.
+ROLE = "arn:aws:iam::role/worker"
 # Volumes are files that grow as needed; 128 of 256 MiB bound the server's disk to 32 GiB.
 VOLUMES_MAX = 128
 VOLUME_LIMIT_MB = 256
@@ -62,6 +66,8 @@ def find_weed():
 
 class BucketServer:
     """One S3 server. Use as a context manager, or call `stop`."""
+
+    has_identities = True
 
     def __init__(self, directory, die_with_parent=True):
         self.directory = pathlib.Path(directory)
@@ -199,6 +205,7 @@ class BucketServer:
             "secret_key": SECRET_KEY,
             "denied_access_key": DENIED_ACCESS_KEY,
             "denied_secret_key": DENIED_SECRET_KEY,
+            "has_identities": self.has_identities,
             "pid": self.process.pid,
             "ports": self.ports,
         }
@@ -218,8 +225,20 @@ class BucketServer:
         self.stop()
 
 
+class StsServer(BucketServer):
+    """The same with temporary credentials: AssumeRole of ROLE gives some, with a session token."""
+
+    def _run(self, command):
+        config = self.directory / "iam.json"
+        config.write_text(json.dumps(roles(), indent=1))
+        config.chmod(0o600)
+        super()._run([*command, f"-s3.iam.config={config}"])
+
+
 class MotoServer(BucketServer):
     """moto's S3 server: takes any credentials, keeps objects in memory, counts no requests."""
+
+    has_identities = False
 
     def _spawn(self):
         self.ports = free_ports(1)
@@ -228,7 +247,7 @@ class MotoServer(BucketServer):
         self._run([sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.ports[0])])
 
 
-SERVERS = {"weed": BucketServer, "moto": MotoServer}
+SERVERS = {"weed": BucketServer, "weed-sts": StsServer, "moto": MotoServer}
 
 
 def remove_sockets(ports):
@@ -250,6 +269,35 @@ def identities():
     allowed = [f"{what}:{PUBLIC_BUCKET}" for what in ("Read", "Write", "List", "Tagging")]
     anonymous = {"name": "anonymous", "actions": allowed}
     return {"identities": [full, denied, anonymous]}
+
+
+def roles():
+    """A role that anybody who signs may take, and that may do everything in S3."""
+    everything = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}
+    policy = {"Version": "2012-10-17", "Statement": [everything]}
+    trust = {"Effect": "Allow", "Principal": "*", "Action": ["sts:AssumeRole"]}
+    key = base64.b64encode(secrets.token_bytes(32)).decode()
+    return {
+        "sts": {"issuer": "millrace-test", "signingKey": key, "tokenDuration": "1h",
+                "maxSessionLength": "12h"},
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "policies": [{"name": "everything", "document": policy}],
+        "roles": [{"roleName": "worker", "roleArn": ROLE,
+                   "trustPolicy": {"Version": "2012-10-17", "Statement": [trust]},
+                   "attachedPolicies": ["everything"]}],
+    }
+
+
+def assume_role(client):
+    """Temporary keys of ROLE, from the server of an S3 client: (key id, secret key, token)."""
+    import boto3
+
+    sts = boto3.client(
+        "sts", endpoint_url=client.meta.endpoint_url, region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+    )
+    got = sts.assume_role(RoleArn=ROLE, RoleSessionName="millrace-test")["Credentials"]
+    return got["AccessKeyId"], got["SecretAccessKey"], got["SessionToken"]
 
 
 def make_bucket(client, name):

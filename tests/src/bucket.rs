@@ -21,6 +21,17 @@ use crate::program::{PATIENCE, finish, repository};
 const COUNTS_MAX: u32 = 20;
 const COUNT_PAUSE: Duration = Duration::from_millis(200);
 
+/// Keys to a bucket that are valid for a while.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemporaryKeys {
+    /// What names them in each request.
+    pub id: String,
+    /// What requests are signed with.
+    pub secret: String,
+    /// What comes with each request, and is as good as a secret.
+    pub token: String,
+}
+
 /// A running S3 server. Dropping it ends the server; so does the death of this process.
 #[derive(Debug)]
 pub struct Bucket {
@@ -45,6 +56,14 @@ impl Bucket {
     /// As [`Self::start`].
     pub fn start_moto() -> Result<Self> {
         Self::start_server("moto")
+    }
+
+    /// As [`Self::start`], with a server that gives [`TemporaryKeys`].
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_sts() -> Result<Self> {
+        Self::start_server("weed-sts")
     }
 
     fn start_server(program: &str) -> Result<Self> {
@@ -86,6 +105,12 @@ impl Bucket {
         self.credentials(&self.text("denied_access_key"), &self.text("denied_secret_key"))
     }
 
+    /// Whether the server knows who asks, and refuses strangers.
+    #[must_use]
+    pub fn has_identities(&self) -> bool {
+        self.told["has_identities"] == true
+    }
+
     /// Writes a file in which the section `name` holds credentials that may do everything.
     ///
     /// # Errors
@@ -96,6 +121,18 @@ impl Bucket {
             format!("[{name}]\naws_access_key_id = '{key}'\naws_secret_access_key = '{secret}'\n");
         fs::write(path, text)?;
         Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o600))?)
+    }
+
+    /// Temporary keys that may do everything, each time others: of [`Self::start_with_sts`] only.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub fn temporary_keys(&self) -> Result<TemporaryKeys> {
+        let ask = "from bucket_server import assume_role; print(*assume_role(client))";
+        let told = self.script(ask, &[])?;
+        let mut words = told.split_whitespace().map(str::to_owned);
+        let mut next = || words.next().with_context(|| format!("no keys in {told:?}"));
+        Ok(TemporaryKeys { id: next()?, secret: next()?, token: next()? })
     }
 
     fn credentials(&self, key: &str, secret: &str) -> Vec<(String, String)> {

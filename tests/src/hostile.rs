@@ -60,6 +60,8 @@ struct State {
     seen: HashMap<Request, u64>,
     done: BTreeMap<(Asked, &'static str), u64>,
     held: usize,
+    /// How often each kind of request was signed with each key.
+    signed: BTreeMap<(Asked, String), u64>,
     /// The first answer of each listing that passed undamaged: what a stale server goes on saying.
     listings: HashMap<String, String>,
     pages: Pages,
@@ -134,6 +136,15 @@ impl HostileProxy {
         let line =
             |((asked, fault), count): (&(Asked, &str), &u64)| format!("{asked:?} {fault} {count}");
         state.done.iter().map(line).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The keys, by their public ids, that S3 requests of this kind were signed with since the last
+    /// call, and how many were.
+    #[must_use]
+    pub fn signers(&self, asked: Asked) -> BTreeMap<String, u64> {
+        let mut state = self.shared.state();
+        let of_kind = state.signed.extract_if(.., |(kind, _), _| *kind == asked);
+        of_kind.map(|((_, key), count)| (key, count)).collect()
     }
 
     /// Requests that are held now ([`Fault::Silence`]).

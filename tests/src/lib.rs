@@ -14,6 +14,7 @@ pub mod disk;
 pub mod figures;
 pub mod google;
 pub mod hostile;
+pub mod issuer;
 pub mod program;
 pub mod proxy;
 pub mod requests;

@@ -17,7 +17,14 @@ use object_store::{
     path::Path,
 };
 
-use self::{address::Address, checksum::Checksums, signed::Signer, stream::Streamer, whole::Tags};
+use self::{
+    address::Address,
+    checksum::Checksums,
+    giver::{Given, Giver},
+    signed::Signer,
+    stream::Streamer,
+    whole::Tags,
+};
 use crate::{
     ANONYMOUS, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
     credentials::Section,
@@ -32,6 +39,7 @@ mod check;
 mod checksum;
 mod delete;
 mod directory;
+mod giver;
 pub(crate) mod keys;
 mod list;
 mod purpose;
@@ -48,6 +56,8 @@ pub(crate) struct S3 {
     signer: Signer,
     streamer: Streamer,
     address: Address,
+    /// Who gives the keys, if not the environment or a file.
+    giver: Option<String>,
     settings: Settings,
     tags: Tags,
     /// Of what is stored, and of what is fetched.
@@ -89,8 +99,15 @@ impl S3 {
             .with_client_options(options)
             .with_retry(retry_config(settings))
             .with_http_connector(connector);
+        let mut giver = None;
         if let Some(section) = spec.credentials().filter(|_| !anonymous) {
             builder = builder.with_credentials(named(settings, section)?);
+        } else if !anonymous && let Some(asked) = Giver::of(&builder, address.region())? {
+            let given = builder.clone().build().map_err(|error| answer::translate(error, ""))?;
+            let provider = Arc::clone(given.credentials());
+            let given = Given { giver: asked.clone(), provider };
+            builder = builder.with_credentials(Arc::new(given));
+            giver = Some(asked.to_string());
         }
         let store = builder.build().map_err(|error| answer::translate(error, ""))?;
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
@@ -102,6 +119,7 @@ impl S3 {
             signer,
             streamer,
             address,
+            giver,
             settings,
             tags,
             checksums,

@@ -67,7 +67,8 @@ pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
     Error::unavailable(format!("cannot reach {endpoint}: {}", why(error, endpoint)))
 }
 
-fn why(error: &HttpError, endpoint: &str) -> String {
+/// Why no answer came, in words that go on behind the endpoint.
+pub(crate) fn why(error: &HttpError, endpoint: &str) -> String {
     if let Some(words) = tls::failure(error) {
         return words;
     }
@@ -123,14 +124,20 @@ fn may_pass(error: &(dyn StdError + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<HttpError>() {
         return error.kind() != HttpErrorKind::Decode;
     }
-    // It keeps the status of an answer only in words.
+    told_status(error).is_some_and(|(status, _)| is_passing(status))
+}
+
+/// The status of an answer that object_store keeps only in words, and these.
+pub(crate) fn told_status(error: &(dyn StdError + 'static)) -> Option<(StatusCode, String)> {
     let words = error.to_string();
-    let status = words.strip_prefix("Server returned non-2xx status code: ");
-    let status = status.and_then(|status| status.get(..3)?.parse::<StatusCode>().ok());
-    status.is_some_and(|status| {
-        let asks = asks_to_wait(status) || status == StatusCode::REQUEST_TIMEOUT;
-        asks || status.is_server_error()
-    })
+    let told = words.strip_prefix("Server returned non-2xx status code: ")?;
+    Some((told.get(..3)?.parse().ok()?, told.to_owned()))
+}
+
+/// Whether a status says that the server cannot give an answer now.
+pub(crate) fn is_passing(status: StatusCode) -> bool {
+    let asks = asks_to_wait(status) || status == StatusCode::REQUEST_TIMEOUT;
+    asks || status.is_server_error()
 }
 
 /// The error itself or the first of its causes that is of a kind.
@@ -141,7 +148,7 @@ pub(crate) fn cause<'a, T: StdError + 'static>(
 }
 
 /// An error and all its causes.
-fn causes<'a>(
+pub(crate) fn causes<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error| {

@@ -99,6 +99,9 @@ impl Listed {
     }
 }
 
+/// Who gives credentials where more is not known.
+pub(crate) const GIVER: &str = "who gives them";
+
 /// The steps, as a kind of bucket does them: once each, without repeating.
 #[async_trait]
 pub(crate) trait Attempts: Sync {
@@ -107,6 +110,11 @@ pub(crate) trait Attempts: Sync {
 
     /// Whom it asks.
     fn endpoint(&self) -> &str;
+
+    /// Who gives the credentials.
+    fn giver(&self) -> &str {
+        GIVER
+    }
 
     fn settings(&self) -> &Settings;
 
@@ -143,7 +151,8 @@ pub(crate) async fn try_out<B: Attempts>(
     let (deadline, seconds) = (Instant::now() + timeout, timeout.as_secs());
     match timeout_at(deadline, bucket.try_credentials()).await {
         Err(_) => {
-            let message = format!("no credentials within {seconds} s: {}", B::HINT);
+            let giver = bucket.giver();
+            let message = format!("no credentials within {seconds} s from {giver}: {}", B::HINT);
             return Err(Error::Denied { message });
         }
         Ok(Err(error)) => return Err(with_hint(error, B::HINT)),

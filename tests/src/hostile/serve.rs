@@ -47,6 +47,9 @@ async fn answer(
     request: hyper::Request<Incoming>,
 ) -> io::Result<Response<Body>> {
     let asked = Request::new(&request);
+    if let Some(key) = signer(&request) {
+        *shared.state().signed.entry((asked.asked, key)).or_default() += 1;
+    }
     if let Some(token) = asked.token()
         && let Some(page) = shared.state().pages.page(token)
     {
@@ -87,6 +90,13 @@ async fn answer(
             Ok(damaged(answer, &damage, &client))
         }
     }
+}
+
+/// The key that an S3 request is signed with.
+fn signer(request: &hyper::Request<Incoming>) -> Option<String> {
+    let told = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (_, scope) = told.split_once("Credential=")?;
+    Some(scope.split('/').next()?.to_owned())
 }
 
 /// Hands a request on and its answer back; of listings, remembers the first.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Error, Tag, tls,
-    transport::{asks_to_wait, chain, innermost, no_bucket_answers, said},
+    transport::{asks_to_wait, cause, chain, innermost, no_bucket_answers, said},
 };
 
 /// S3's error document.
@@ -211,6 +211,10 @@ pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
 
 fn translate_of(error: object_store::Error, key: &str, purpose: Purpose) -> Error {
     use object_store::Error as Store;
+    // What there is to say of credentials that cannot be had was said where they come from.
+    if let Some(own) = cause::<Error>(&error) {
+        return own.clone();
+    }
     // What refuses to go on with an interrupted body comes wrapped as a generic error.
     if let Store::Generic { source, .. } = error {
         return match source.downcast::<Store>() {
@@ -258,6 +262,7 @@ fn translate_of(error: object_store::Error, key: &str, purpose: Purpose) -> Erro
 pub(super) fn translate_head(error: object_store::Error, key: &str) -> Error {
     match error {
         object_store::Error::NotFound { .. } => Error::NotFound { key: key.to_owned() },
+        other if cause::<Error>(&other).is_some() => translate(other, key),
         other if chain(&other).contains("status code: 400") => bad_head("the bucket", key),
         other => translate(other, key),
     }

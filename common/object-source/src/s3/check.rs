@@ -13,7 +13,7 @@ use crate::{
     Error, Metadata, Settings,
     listing::{objects, parse},
     parts::uploads_page,
-    trial::{Attempts, LISTED_KEYS, Listed},
+    trial::{Attempts, GIVER, LISTED_KEYS, Listed},
 };
 
 /// A version that no object has.
@@ -27,6 +27,10 @@ impl Attempts for S3 {
 
     fn endpoint(&self) -> &str {
         self.address.endpoint()
+    }
+
+    fn giver(&self) -> &str {
+        self.giver.as_deref().unwrap_or(GIVER)
     }
 
     fn settings(&self) -> &Settings {

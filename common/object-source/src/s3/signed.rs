@@ -229,9 +229,7 @@ impl Signer {
             None => Ok(()),
             Some(provider) => {
                 let got = provider.get_credential().await;
-                got.map(|_| ()).map_err(|error| Error::Denied {
-                    message: format!("no credentials: {}", transport::innermost(&error)),
-                })
+                got.map(drop).map_err(|error| answer::translate(error, ""))
             }
         }
     }

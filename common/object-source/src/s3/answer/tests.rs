@@ -205,3 +205,57 @@ fn only_head_may_say_404_without_a_word_of_what_is_missing() {
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     }
 }
+
+/// AWS gives back what was signed, the session token in it, and tokens that it does not take.
+#[test]
+fn what_a_refusal_quotes_of_its_request_is_not_told() {
+    for (code, quoted) in [
+        (
+            "SignatureDoesNotMatch",
+            "<AWSAccessKeyId>ASIA1</AWSAccessKeyId>\
+             <StringToSign>AWS4-HMAC-SHA256\n20261124T114559Z\nhunter2</StringToSign>\
+             <SignatureProvided>hunter2</SignatureProvided>\
+             <CanonicalRequest>GET\n/data/k\nx-amz-security-token:hunter2</CanonicalRequest>",
+        ),
+        ("ExpiredToken", "<Token-0>hunter2</Token-0>"),
+        ("InvalidToken", "<Token-0>hunter2</Token-0>"),
+    ] {
+        let body =
+            format!("<Error><Code>{code}</Code><Message>as it says</Message>{quoted}</Error>");
+        // Of a read object_store keeps the document in words.
+        let words = || format!("Server returned non-2xx status code: 403 Forbidden: {body}");
+        let denied =
+            object_store::Error::PermissionDenied { path: "k".to_owned(), source: words().into() };
+        let generic = object_store::Error::Generic { store: "S3", source: words().into() };
+        for error in [
+            answered(&Method::GET, StatusCode::FORBIDDEN, body.as_bytes()),
+            translate(denied, "k"),
+            translate(generic, "k"),
+            translate_head(
+                object_store::Error::Generic { store: "S3", source: words().into() },
+                "k",
+            ),
+        ] {
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_said_of_keys_that_do_not_come_is_told_and_not_taken_for_the_bucket_s() {
+    for own in [
+        Error::unavailable("no credentials from somebody: it answers 503 Service Unavailable"),
+        Error::Denied { message: "no credentials from somebody: it answers 404".to_owned() },
+    ] {
+        let wrapped = || object_store::Error::Unauthenticated {
+            path: "somebody".to_owned(),
+            source: Box::new(own.clone()),
+        };
+        let nested = object_store::Error::Generic { store: "S3", source: Box::new(wrapped()) };
+        for error in
+            [translate(wrapped(), "k"), translate_head(wrapped(), "k"), translate(nested, "k")]
+        {
+            assert_eq!(error, own);
+        }
+    }
+}
