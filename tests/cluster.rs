@@ -62,6 +62,8 @@ mod resolve_several;
 mod restricted;
 #[path = "cluster/room.rs"]
 mod room;
+#[path = "cluster/secrets.rs"]
+mod secrets;
 #[path = "cluster/service_manager.rs"]
 mod service_manager;
 #[path = "cluster/signals.rs"]
