@@ -4,8 +4,6 @@
 mod added_targets;
 #[path = "cluster/ahead.rs"]
 mod ahead;
-#[path = "cluster/another_server.rs"]
-mod another_server;
 #[path = "cluster/auto_export.rs"]
 mod auto_export;
 #[path = "cluster/backup.rs"]
