@@ -11,8 +11,9 @@ use millrace_protocol::{
     storage::{Attach, CopyRange, Read, Seek, Sync, Write, Zero},
     tallied::Tallied,
     target::{
-        CheckBucket, Hydrate, MarkExported, MarkExportedAt, Presence, Release, StoreInline,
-        StoreObject, Trim, TryBucket, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+        CheckBucket, DigestPart, Hydrate, MarkExported, MarkExportedAt, Presence, Release,
+        StoreInline, StoreObject, Trim, TryBucket, UploadObject, UploadObjectTo, UploadPart,
+        UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -137,6 +138,10 @@ impl TargetService {
                 answer::<StoreObject, _>(call, async |request| daemon.store_object(request).await)
                     .await;
             }
+            RequestKind::DigestPart => {
+                answer::<DigestPart, _>(call, async |request| daemon.digest_part(request).await)
+                    .await;
+            }
             // `control` hands nothing else on.
             _ => call.fail(ErrorKind::NotSupported).await,
         }
@@ -203,7 +208,8 @@ impl TargetService {
             | RequestKind::UploadObject
             | RequestKind::UploadPartTo
             | RequestKind::UploadObjectTo
-            | RequestKind::StoreObject => self.upload(call).await,
+            | RequestKind::StoreObject
+            | RequestKind::DigestPart => self.upload(call).await,
             RequestKind::MarkExported | RequestKind::MarkExportedAt => self.mark(call).await,
             RequestKind::CheckBucket | RequestKind::TryBucket => self.try_bucket(call).await,
             RequestKind::CountRequests => {
@@ -263,6 +269,7 @@ impl Service for TargetService {
                     | RequestKind::UploadPartTo
                     | RequestKind::UploadObjectTo
                     | RequestKind::StoreObject
+                    | RequestKind::DigestPart
                     | RequestKind::MarkExported
                     | RequestKind::MarkExportedAt
                     | RequestKind::CheckBucket

@@ -14,8 +14,8 @@ use millrace_protocol::{
     session::Role,
     storage::{CopyRange, Read, Sync, Write, Zero},
     target::{
-        ContentName, Hydrate, Item, MarkExported, MarkExportedAt, Presence, Release, StoreInline,
-        Trim, UploadPart, UploadSource,
+        ContentName, DigestPart, Hydrate, Item, MarkExported, MarkExportedAt, Presence, Release,
+        StoreInline, Trim, UploadPart, UploadSource,
     },
 };
 use millrace_types::{
@@ -353,6 +353,48 @@ async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
     let mark = MarkExported { target: world.target, items: vec![item] };
     let marked = metadata.call(&mark, World::control()).await.unwrap();
     assert_eq!(marked.results[0].as_ref().unwrap_err().kind, ErrorKind::ObjectChanged);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_read_of_a_part_that_is_there_counts_as_if_it_was_sent() {
+    let mut world = World::start().await;
+    let content = world.content(3);
+    let data = bytes(7, MIB + 10);
+    world.write(&content, 0, 0, data.slice(..MIB), 1).await.unwrap();
+    world.write(&content, 0, MIB, data.slice(MIB..), 2).await.unwrap();
+    let item = Item { content: content.clone(), first: ChunkIndex(0), count: 1 };
+    let mark = MarkExported { target: world.target, items: vec![item] };
+    exported(&world, &content, MIB + 10, "out/file").await;
+    let client = world.client(SESSION).await;
+    client.call(&Sync { target: world.target }, World::control()).await.unwrap();
+    // It forgets what it sent.
+    world.restart().await;
+    let metadata = world.peer(Role::Metadata, None);
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    assert_eq!(marked.results[0].as_ref().unwrap().0, 0);
+    let place = world.place(&content, 0, (0, 1), (SYSTEM_SESSION, Rights::Read));
+    let source = UploadSource {
+        content: content.clone(),
+        capability: place.capability,
+        offset: 0,
+        len: data.len() as u64,
+        link: LinkId(1),
+        key: "out/file".to_owned(),
+    };
+    let mut md5 = millrace_object_source::Md5Sum::default();
+    md5.update(&data);
+    for (with_md5, md5) in [(false, None), (true, Some(md5.finish()))] {
+        let request = DigestPart { source: source.clone(), with_md5 };
+        let told = metadata.call(&request, World::bulk()).await.unwrap();
+        assert_eq!((told.checksum, told.md5), (Crc32c::of(&data), md5));
+    }
+    let source = UploadSource { len: 1 << 40, ..source };
+    let request = DigestPart { source, with_md5: false };
+    let refused = metadata.call(&request, World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{refused}");
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    assert_eq!(marked.results[0].as_ref().unwrap().0, data.len() as u64);
     world.stop().await;
 }
 

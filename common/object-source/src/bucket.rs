@@ -7,8 +7,8 @@ use futures::{Stream, TryStreamExt};
 use millrace_types::MIB;
 
 use crate::{
-    Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, PartPlace,
-    Settings, Stored, Tag, UploadId, UploadedPart, UploadsPage,
+    Condition, Continuation, Counters, Error, Head, HeldPart, LinkSpec, Location, Metadata, Page,
+    PartPlace, Settings, Stored, Tag, UploadId, UploadedPart, UploadsPage,
     azure::Azure,
     directory::Directory,
     google::Google,
@@ -446,16 +446,13 @@ impl Bucket {
         Ok(UploadedPart { number, tag, len })
     }
 
-    /// The parts that the bucket surely has, by number. One that was sent twice may be left out.
+    /// The parts that the bucket surely has, by number, and what it tells of their bytes: on Azure
+    /// nothing. One that was sent twice may be left out.
     ///
     /// # Errors
     /// [`Error::NoUpload`] when the upload is over; [`Error::Unsupported`] for a directory, which
     /// does not know parts: send them again.
-    pub async fn list_parts(
-        &self,
-        key: &str,
-        upload: &UploadId,
-    ) -> Result<Vec<UploadedPart>, Error> {
+    pub async fn list_parts(&self, key: &str, upload: &UploadId) -> Result<Vec<HeldPart>, Error> {
         check_key(key)?;
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {

@@ -13,8 +13,8 @@
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
 //! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`, `tls`,
-//! `metered`, `collect`, `listing`, `parts`, `temporary`, `trial`; `credentials`, `limits`, `pace`,
-//! `counters`, `tally`.
+//! `metered`, `collect`, `listing`, `parts`, `digest`, `temporary`, `trial`; `credentials`,
+//! `limits`, `pace`, `counters`, `tally`.
 
 mod attributes;
 mod azure;
@@ -23,6 +23,7 @@ mod buckets;
 mod collect;
 mod counters;
 mod credentials;
+mod digest;
 mod directory;
 mod error;
 mod google;
@@ -46,6 +47,7 @@ pub use attributes::{EXPORT_ID_KEY, PosixAttributes, StoredSymlink};
 pub use bucket::{Bucket, RangeBody};
 pub use buckets::Buckets;
 pub use counters::{Counters, RequestClass};
+pub use digest::{HeldPart, Md5Sum, PartDigest};
 pub use error::Error;
 pub use link::{ANONYMOUS, LinkSpec, Location};
 pub use object::{

@@ -7,7 +7,8 @@ use millrace_types::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BegunUpload, Continuation, Error, UploadId, UploadedPart, UploadsPage, listing::decode,
+    BegunUpload, Continuation, Error, HeldPart, UploadId, UploadedPart, UploadsPage,
+    listing::decode,
 };
 
 #[derive(Debug, Serialize)]
@@ -168,9 +169,9 @@ pub(crate) fn about_upload(error: Error, key: &str) -> Error {
 
 /// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of
 /// time. Which of them counts is unknown: neither is told, so that the part is sent again.
-pub(crate) fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
+pub(crate) fn without_repeated(parts: Vec<HeldPart>) -> Vec<HeldPart> {
     parts
-        .chunk_by(|a, b| a.number == b.number)
+        .chunk_by(|a, b| a.part.number == b.part.number)
         .filter(|same| same.len() == 1)
         .flatten()
         .cloned()
@@ -205,7 +206,8 @@ mod tests {
 
     #[test]
     fn a_part_that_is_listed_twice_counts_as_missing() {
-        let part = |number| UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 };
+        let part =
+            |number| HeldPart::tagged(UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 });
         let told = without_repeated([1, 2, 2, 3, 4, 4, 4].map(part).to_vec());
         assert_eq!(told, [1, 3].map(part));
     }

@@ -245,6 +245,8 @@ requests! {
     StoreObject = 0x0512, target::StoreObject => target::StoreObjectReply;
     /// Tells whether this host can use a bucket, and what could not be tried.
     TryBucket = 0x0513, target::TryBucket => target::Tried;
+    /// Reads what a part would send, and tells its digests.
+    DigestPart = 0x0514, target::DigestPart => target::DigestPartReply;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;

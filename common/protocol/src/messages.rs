@@ -57,6 +57,7 @@ messages! {
     target::ItemResults,
     target::PresenceReply,
     target::UploadPartReply,
+    target::DigestPartReply,
     target::UploadObjectReply,
     target::StoreObjectReply,
     target::Tried,

@@ -184,6 +184,29 @@ pub struct UploadPartReply {
     pub checksum: Crc32c,
 }
 
+/// Reads what a part would send, as [`UploadPart`] does, and sends nothing: for a part that the
+/// bucket of the source's link has already. Like an upload it notes which blocks were read, so that
+/// they become clean when the object stands. A target from before it answers
+/// [`ErrorKind::NotSupported`]: the part is sent again.
+///
+/// [`ErrorKind::NotSupported`]: millrace_types::ErrorKind::NotSupported
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DigestPart {
+    /// What would be sent.
+    pub source: UploadSource,
+    /// Whether the MD5 is wanted, which costs a pass over the bytes.
+    pub with_md5: bool,
+}
+
+/// What the bytes of a part are.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DigestPartReply {
+    /// From verified page checksums.
+    pub checksum: Crc32c,
+    /// If it was wanted.
+    pub md5: Option<[u8; 16]>,
+}
+
 /// A byte range of a file on its way to an object.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct UploadSource {

@@ -58,6 +58,7 @@ use crate::{
 
 mod alone;
 mod auto_export;
+mod begun;
 mod closes;
 mod context;
 mod copy;
@@ -73,6 +74,7 @@ mod filter;
 mod judge;
 mod list;
 mod marks;
+mod needed;
 mod next;
 mod outcomes;
 mod pace;
@@ -89,6 +91,8 @@ mod start;
 mod symlink_export;
 mod transfer;
 mod upload;
+
+pub(super) use self::settle::end_uploads;
 
 /// Runs jobs. One per server.
 #[derive(Debug)]

@@ -27,6 +27,7 @@ use super::{
     destination::{agrees, only_here},
     environment::Environment,
     import::{Importer, broken},
+    jobs::end_uploads,
     links::link_at,
     walk::{self, Unlisted, Walk, path_of},
 };
@@ -232,6 +233,7 @@ impl<E: Environment> Remover<E> {
             environment.execute(command, true).await?;
         }
         self.forget_below(link, found.top, discard).await?;
+        end_uploads(&self.environment, &self.importer, link).await?;
         environment.execute(Command::RemoveLink(link), true).await?;
         self.backed().remove(&link);
         Ok(())

@@ -15,6 +15,7 @@ mod exports;
 mod file_lists;
 mod import_filters;
 mod imports;
+mod interrupted;
 mod intervals;
 mod job_options;
 mod jobs;

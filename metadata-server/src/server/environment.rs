@@ -136,6 +136,7 @@ impl Environment for ServerEnvironment {
             RequestKind::UploadPartTo,
             RequestKind::UploadObjectTo,
             RequestKind::StoreObject,
+            RequestKind::DigestPart,
         ];
         let tally = Tally::present().filter(|_| counted.contains(&R::KIND));
         let Some(tally) = tally else { return self.peers.ask(host, &request, timeout).await };

@@ -150,6 +150,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::UploadPartTo
         | Kind::UploadObjectTo
         | Kind::StoreObject
+        | Kind::DigestPart
         | Kind::MarkExported
         | Kind::MarkExportedAt
         | Kind::CheckBucket

@@ -29,6 +29,7 @@ use tokio::{
 use super::Daemon;
 use crate::{shares::Shares, store::Reader, view::ChunkView};
 
+mod digest;
 mod stream;
 
 /// The largest part or object that is gathered: a chunk of the largest size.

@@ -7,7 +7,9 @@ use millrace_protocol::{
     codec::{self, decode},
     requests::RequestCounts,
     tallied::{Tallied, TalliedReply},
-    target::{Hydrate, StoreObject, UploadObject, UploadObjectTo, UploadPart, UploadPartTo},
+    target::{
+        DigestPart, Hydrate, StoreObject, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+    },
 };
 use millrace_types::{ErrorKind, Failure};
 
@@ -37,6 +39,9 @@ impl Daemon {
                 }
                 Some(RequestKind::StoreObject) => {
                     encoded::<StoreObject>(self.store_object(decode(request)?).await)
+                }
+                Some(RequestKind::DigestPart) => {
+                    encoded::<DigestPart>(self.digest_part(decode(request)?).await)
                 }
                 _ => Err(ErrorKind::NotSupported.into()),
             }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use md5::{Digest as _, Md5};
 
 /// One version of an object.
 #[derive(Debug, Clone)]
@@ -166,5 +167,5 @@ pub(super) struct Page {
 
 /// The entity tag of bytes.
 pub(super) fn tag_of(body: &[u8]) -> String {
-    format!("\"{:08x}{:024x}\"", crc32c::crc32c(body), body.len())
+    format!("\"{:032x}\"", u128::from_be_bytes(Md5::digest(body).into()))
 }

@@ -10,7 +10,7 @@ use object_store::PutPayload;
 use serde::{Deserialize, Serialize};
 
 use super::{Azure, answer::tag_in, metadata::with_metadata};
-use crate::{Condition, Error, Metadata, Tag, UploadId, UploadedPart, temporary};
+use crate::{Condition, Error, HeldPart, Metadata, Tag, UploadId, UploadedPart, temporary};
 
 /// The list that makes a blob.
 #[derive(Debug, Serialize)]
@@ -89,7 +89,7 @@ impl Azure {
         &self,
         key: &str,
         upload: &UploadId,
-    ) -> Result<Vec<UploadedPart>, Error> {
+    ) -> Result<Vec<HeldPart>, Error> {
         self.metadata_of_upload(key, upload).await?;
         let query = [("comp", "blocklist"), ("blocklisttype", "uncommitted")];
         let body = match self.web.send(&self.ask(Method::GET, key, &query)).await {
@@ -104,10 +104,12 @@ impl Azure {
         let mut parts = Vec::new();
         for block in list.uncommitted_blocks.block {
             if let Some(number) = number_of(&block.name, upload) {
-                parts.push(UploadedPart { number, tag: Tag::new(block.name)?, len: block.size });
+                let part = UploadedPart { number, tag: Tag::new(block.name)?, len: block.size };
+                // The list has names and sizes.
+                parts.push(HeldPart { part, digest: None });
             }
         }
-        parts.sort_by_key(|part| part.number);
+        parts.sort_by_key(|held| held.part.number);
         Ok(parts)
     }
 

@@ -10,7 +10,7 @@ use object_store::PutPayload;
 
 use super::{Google, write::with_metadata};
 use crate::{
-    Error, Metadata, Tag, UploadId, UploadedPart,
+    Error, HeldPart, Metadata, Tag, UploadId, UploadedPart,
     object::PARTS_MAX,
     parts::{about_upload, begun_upload, listed_parts, listed_uploads, without_repeated},
     temporary,
@@ -75,7 +75,7 @@ impl Google {
         &self,
         key: &str,
         upload: &UploadId,
-    ) -> Result<Vec<UploadedPart>, Error> {
+    ) -> Result<Vec<HeldPart>, Error> {
         let staged = Staged::of(key, upload)?;
         let mut parts = Vec::new();
         let mut marker = "0".to_owned();
@@ -86,7 +86,8 @@ impl Google {
             let page = listed_parts(&body)?;
             for part in page.parts {
                 let tag = Tag::new(part.tag)?;
-                parts.push(UploadedPart { number: part.part_number, tag, len: part.size });
+                let held = UploadedPart { number: part.part_number, tag, len: part.size };
+                parts.push(HeldPart::tagged(held));
             }
             match page.next_part_number_marker.filter(|_| page.is_truncated) {
                 Some(next) if next != marker && parts.len() < usize::from(PARTS_MAX) => {
@@ -95,7 +96,7 @@ impl Google {
                 _ => break,
             }
         }
-        parts.sort_by_key(|part| part.number);
+        parts.sort_by_key(|held| held.part.number);
         Ok(without_repeated(parts))
     }
 

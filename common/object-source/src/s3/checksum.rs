@@ -27,7 +27,10 @@ use http::{HeaderMap, HeaderValue};
 use md5::{Digest as _, Md5};
 use millrace_types::Crc32c;
 
-use crate::{Error, Tag};
+use crate::{
+    Error, Tag,
+    digest::{crc32c, md5_of},
+};
 
 /// What an answer says of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,19 +261,6 @@ fn text_of(checksum: Crc32c) -> String {
 /// `None` for what is no checksum of a whole with `len` bytes, such as `4BytesInBase64==-3`.
 fn told_in(text: &str, len: usize) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok().filter(|told| told.len() == len)
-}
-
-fn crc32c(text: &str) -> Option<Crc32c> {
-    let bytes: [u8; 4] = told_in(text, 4)?.try_into().ok()?;
-    Some(Crc32c(u32::from_be_bytes(bytes)))
-}
-
-fn md5_of(tag: &Tag) -> Option<[u8; 16]> {
-    let text = tag.as_str().strip_prefix('"')?.strip_suffix('"')?;
-    if text.len() != 32 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
 }
 
 #[cfg(test)]

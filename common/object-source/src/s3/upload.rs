@@ -15,7 +15,7 @@ use super::{
     signed::Ask,
 };
 use crate::{
-    Condition, Continuation, Error, Metadata, Tag, UploadId, UploadedPart, UploadsPage,
+    Condition, Continuation, Error, HeldPart, Metadata, Tag, UploadId, UploadedPart, UploadsPage,
     object::{PARTS_MAX, cursor_of},
     parts::{
         CompleteResult, ListPartsResult, ListedPart, about_upload, begun_upload, complete_body,
@@ -56,14 +56,15 @@ impl S3 {
         &self,
         key: &str,
         upload: &UploadId,
-    ) -> Result<Vec<UploadedPart>, Error> {
+    ) -> Result<Vec<HeldPart>, Error> {
         let listed = self.all_parts(key, upload).await?.into_iter();
         let part = |part: ListedPart| {
             let (number, tag) = (part.part_number, answer::tag(Some(&part.tag))?);
-            Ok(UploadedPart { number, tag, len: part.size })
+            let held = UploadedPart { number, tag, len: part.size };
+            Ok(HeldPart::with_checksum(held, part.checksum.as_deref()))
         };
         let mut parts = listed.map(part).collect::<Result<Vec<_>, Error>>()?;
-        parts.sort_by_key(|part| part.number);
+        parts.sort_by_key(|held| held.part.number);
         Ok(without_repeated(parts))
     }
 

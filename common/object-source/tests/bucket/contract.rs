@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use millrace_object_source::{
-    BegunUpload, Bucket, Condition, Continuation, EntryKind, Error, Metadata, Page, PartPlace,
-    PosixAttributes, RequestClass, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
+    BegunUpload, Bucket, Condition, Continuation, EntryKind, Error, Md5Sum, Metadata, Page,
+    PartDigest, PartPlace, PosixAttributes, RequestClass, Tag, UploadId, UploadedPart,
+    WHOLE_LEN_MAX,
 };
-use millrace_types::{MIB, Timestamp};
+use millrace_types::{Crc32c, MIB, Timestamp};
 
 /// Runs every case. `bucket` and `other` are the same bucket, opened twice, as by two processes.
 pub(crate) async fn holds(bucket: &Bucket, other: &Bucket, prefix: &str) {
@@ -155,6 +156,18 @@ async fn uploads(bucket: &Bucket, other: &Bucket, prefix: &str) {
     let (id, parts, body) = upload(bucket, other, &key).await;
     match other.list_parts(&key, &id).await {
         Ok(listed) => {
+            // What is told of the bytes is that of these bytes.
+            let sent = [&body[10 << 20..], &body[5 << 20..10 << 20]];
+            for (held, body) in listed.iter().rev().zip(sent) {
+                let mut md5 = Md5Sum::default();
+                md5.update(body);
+                match held.digest {
+                    Some(PartDigest::Md5(told)) => assert_eq!(told, md5.finish()),
+                    Some(PartDigest::Crc32c(told)) => assert_eq!(told, Crc32c::of(body)),
+                    None => {}
+                }
+            }
+            let listed: Vec<_> = listed.into_iter().map(|held| held.part).collect();
             // The first was sent twice: a server may not know which counts.
             assert_eq!(listed[listed.len() - 2..], parts[1..]);
             assert!(listed.len() == 2 || listed == parts, "{listed:?}");

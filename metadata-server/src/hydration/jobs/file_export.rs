@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   BeginExport (logged: id, change count, condition, part size)
-//!     -> create upload -> RecordUpload (logged) -> parts by the targets
+//!     -> create upload, or that of an earlier run -> RecordUpload (logged)
+//!     -> parts by the targets, those that are not there
 //!     -> change count still the same? -> complete under the condition -> HEAD
 //!     -> CompleteExport (logged) -> MarkExportedAt at the targets -> forgotten (logged)
 //! ```
@@ -27,20 +28,19 @@ use tokio::sync::Semaphore;
 
 use super::{
     Context, Environment,
+    begun::{self, Before, Planned},
+    needed::check_not_needed,
     settle::{self, Export, Published},
-    upload,
+    upload::{self, SentPart},
 };
 use crate::{
-    command::{BeginExport, Command, Outcome},
     hydration::{
         conflicts::missing,
         destination::{Destination, destination},
         exporting::Turn,
-        holdings::reason,
         import::broken,
         own::OwnMark,
-        parts::PartPlan,
-        walk::{path_of, refused},
+        walk::refused,
     },
     namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
@@ -63,13 +63,13 @@ pub(super) struct Source {
     pub(super) content: Content,
     pub(super) destination: Destination,
     /// Tag of the object whose name was removed here, or replaced by this file.
-    removed: Option<String>,
+    pub(super) removed: Option<String>,
     /// The same, as it was read.
     known: Option<String>,
     /// Tag of an object that an earlier export of this file made, which nobody waited for any more.
     own: Option<String>,
     /// The file that had the name then.
-    moved: Option<InodeId>,
+    pub(super) moved: Option<InodeId>,
 }
 
 /// What of a file went to the bucket.
@@ -93,6 +93,7 @@ pub(super) async fn run<E: Environment>(
     let mut forgotten = false;
     let mut own = None;
     let mut other = None;
+    let mut sent = None;
     let (mut attempts, mut unmarked) = (0, 0);
     context.unmarked.leave(inode).await;
     settle::earlier(context.environment, context.importer, context.unmarked, inode).await?;
@@ -122,14 +123,15 @@ pub(super) async fn run<E: Environment>(
             context.progress.moved(inode, size);
             return Ok(Sent::Before(size));
         }
-        match once(context, uploads, &source).await? {
+        match once(context, uploads, &source, sent.take()).await? {
             Attempt::Exported => {
                 context.progress.moved(inode, size);
                 return Ok(Sent::Now(size));
             }
             Attempt::Again => {}
-            Attempt::Unmarked => {
+            Attempt::Unmarked(stands) => {
                 unmarked += 1;
+                sent = stands;
                 continue;
             }
             Attempt::NothingToReplace => forgotten = true,
@@ -148,8 +150,9 @@ enum Attempt {
     Exported,
     /// The file, or its upload, did not last until the end.
     Again,
-    /// The object stands, but not all targets know which of their blocks it has.
-    Unmarked,
+    /// The object stands, but not all targets know which of their blocks it has. If it was sent by
+    /// parts they can look.
+    Unmarked(Option<Standing>),
     /// The object that the file was to replace, whose name was removed here, is gone from the
     /// bucket.
     NothingToReplace,
@@ -159,6 +162,13 @@ enum Attempt {
     /// The bucket has an object, with this tag, that this cluster made of a file which was moved
     /// away and still stands against it: a directory was renamed, say, and made anew.
     BehindOther(String, InodeId),
+}
+
+/// An object that an earlier attempt made.
+struct Standing {
+    export: Export,
+    version: ObjectVersion,
+    parts: Vec<SentPart>,
 }
 
 /// Counts one regular file as found, if the bucket lacks its content.
@@ -186,37 +196,56 @@ pub(super) async fn check_exports<E: Environment>(
     check_mode(&destination.await?)
 }
 
-/// One attempt.
+/// One attempt. What `stands` of an earlier one need not be sent again.
 async fn once<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     source: &Source,
+    stands: Option<Standing>,
 ) -> Result<Attempt, Failure> {
     check_mode(&source.destination)?;
-    let size = source.inode.size;
-    let plan = PartPlan::new(size, source.content.layout.chunk_size()).ok_or_else(|| {
-        Failure::new(
-            ErrorKind::FileTooLarge,
-            "files beyond 5 TiB cannot be exported: no object is larger",
-        )
-    })?;
     let bucket = context.importer.bucket(&source.destination.bucket)?;
-    let export = begin(context, source, plan.part_size()).await?;
+    let left = match begun::before(context, source, &bucket).await? {
+        Before::Nothing => None,
+        Before::Left(left) => Some(left),
+        Before::Settled => return Ok(Attempt::Again),
+    };
+    let stands = stands.filter(|stands| is_of(stands, source));
+    let planned = Planned::new(source, left)?;
+    let earlier = planned.left.as_ref().map(|left| left.export);
+    let earlier = earlier.or_else(|| stands.as_ref().map(|stands| stands.export.id));
+    let export = begun::begin(context, source, planned.plan.part_size(), earlier).await?;
+    if let Some(left) = &planned.left {
+        begun::record_upload(context, &export, &left.upload).await?;
+    }
     // Marks of an earlier one that are on their way would be set on what is read from now on.
     context.unmarked.leave(source.inode.id).await;
     if export.change_count != source.inode.change_count {
         settle::give_up(context.environment, &bucket, &export).await?;
         return Ok(Attempt::Again);
     }
-    let uploaded = upload::run(context, uploads, source, &bucket, &export, &plan).await;
-    let version = match uploaded {
-        Ok(upload::End::Stored(put)) => stored(&bucket, &export, size, put).await?,
+    if let Some(Standing { version, parts, .. }) = stands {
+        if upload::is_still_read(context, uploads, source, &export, &parts).await? {
+            return publish(context, export, version, parts).await;
+        }
+        // Another id, or the one that stands would be taken for what is sent from here on.
+        begun::forget(context, &export).await?;
+        return Ok(Attempt::Again);
+    }
+    let uploaded = upload::run(context, uploads, source, &bucket, &export, planned).await;
+    let (version, parts) = match uploaded {
+        Ok(upload::End::Stored(put, parts)) => {
+            (stored(&bucket, &export, source.inode.size, put).await?, parts)
+        }
         Ok(upload::End::Changed) => {
             settle::give_up(context.environment, &bucket, &export).await?;
             return Ok(Attempt::Again);
         }
+        Ok(upload::End::Interrupted(failure)) => return Err(failure),
         Err(failure) => match settle::look(&bucket, &export).await? {
-            settle::Found::Whole(version) if failure.kind != ErrorKind::Corrupt => version,
+            settle::Found::Whole(version) if failure.kind != ErrorKind::Corrupt => {
+                (version, Vec::new())
+            }
             settle::Found::Nothing => {
                 return lost(context, source, &bucket, &export, failure).await;
             }
@@ -229,11 +258,31 @@ async fn once<E: Environment>(
             }
         },
     };
+    publish(context, export, version, parts).await
+}
+
+/// Whether an object was made of this very version of a file, and is where and what it replaces.
+fn is_of(stands: &Standing, source: &Source) -> bool {
+    let Standing { export, version, .. } = stands;
+    export.change_count == source.inode.change_count
+        && own_version(source).as_deref() == Some(version.tag.as_str())
+}
+
+/// The object stands.
+async fn publish<E: Environment>(
+    context: &Context<'_, E>,
+    export: Export,
+    version: ObjectVersion,
+    parts: Vec<SentPart>,
+) -> Result<Attempt, Failure> {
     let Context { environment, unmarked, .. } = context;
-    Ok(match settle::publish(environment, unmarked, &export, version).await? {
+    Ok(match settle::publish(environment, unmarked, &export, version.clone()).await? {
         Published::Exported => Attempt::Exported,
         Published::Changed => Attempt::Again,
-        Published::Unmarked => Attempt::Unmarked,
+        Published::Unmarked => {
+            let stands = Standing { export, version, parts };
+            Attempt::Unmarked(Some(stands).filter(|stands| !stands.parts.is_empty()))
+        }
     })
 }
 
@@ -358,41 +407,10 @@ async fn left_by<E: Environment>(
     Ok(query.await?.then_some(id))
 }
 
-async fn begin<E: Environment>(
-    context: &Context<'_, E>,
-    source: &Source,
-    part_size: u64,
-) -> Result<Export, Failure> {
-    let own = own_mark(&**context.environment, source).await?;
-    let id = own.id(context.environment.random());
-    let inode = source.inode.id;
-    let begin = BeginExport {
-        inode,
-        job: context.job.job.id,
-        export: id,
-        link: source.destination.link,
-        key: source.destination.key.clone(),
-        replaces: replaced(source),
-        part_size,
-    };
-    let frozen = context.environment.execute(Command::BeginExport(begin), true).await;
-    let frozen = frozen.map_err(|failure| match failure.kind {
-        ErrorKind::InUse => Failure::new(ErrorKind::InUse, "the file is open for writing"),
-        _ => failure,
-    })?;
-    let Outcome::Frozen(_) = frozen else { return Err(ErrorKind::Internal.into()) };
-    let query = context.environment.read(move |view| {
-        let record: Option<records::Export> =
-            records::read(view, &keys::export(inode)).map_err(broken)?;
-        record.ok_or_else(|| ErrorKind::Stale.into())
-    });
-    Ok(Export::new(inode, query.await?))
-}
-
 /// The version that the object must still have: the one that the file came from or went to, or
 /// whose name was taken away here before this file got it (as a checkpoint is renamed over the last
 /// one).
-fn replaced(source: &Source) -> Option<String> {
+pub(super) fn replaced(source: &Source) -> Option<String> {
     source.own.clone().or_else(|| own_version(source)).or_else(|| source.removed.clone())
 }
 
@@ -402,7 +420,10 @@ fn own_version(source: &Source) -> Option<String> {
     source.destination.is_of(origin).then(|| origin.tag.clone())
 }
 
-async fn own_mark<E: Environment>(environment: &E, source: &Source) -> Result<OwnMark, Failure> {
+pub(super) async fn own_mark<E: Environment>(
+    environment: &E,
+    source: &Source,
+) -> Result<OwnMark, Failure> {
     let Destination { link, key, .. } = &source.destination;
     OwnMark::of(environment, source.inode.id, *link, key).await
 }
@@ -523,54 +544,6 @@ pub(super) fn moved(view: &dyn View, inode: &Inode) -> Result<Option<InodeId>, F
     let value = view.get(&key).map_err(broken)?;
     let id = value.and_then(|value| value.as_slice().try_into().ok().map(u64::from_be_bytes));
     Ok(id.map(InodeId))
-}
-
-/// Refuses to replace an object that a file still needs which was moved away from it: bytes that
-/// were never fetched would be gone. While a target is away that the file lies on, nobody knows.
-async fn check_not_needed<E: Environment>(
-    context: &Context<'_, E>,
-    source: &Source,
-) -> Result<(), Failure> {
-    let (Some(removed), Some(id)) = (&source.removed, source.moved) else { return Ok(()) };
-    if id == source.inode.id {
-        return Ok(());
-    }
-    check_not_needed_by(context, &source.destination, removed, id).await
-}
-
-/// The same of one file, and the version of the object with this tag.
-pub(super) async fn check_not_needed_by<E: Environment>(
-    context: &Context<'_, E>,
-    to: &Destination,
-    tag: &str,
-    id: InodeId,
-) -> Result<(), Failure> {
-    let query = context.environment.read(move |view| tree::find(view, id).map_err(broken));
-    let Some(other) = query.await? else { return Ok(()) };
-    let Body::File(body) = &other.body else { return Ok(()) };
-    let needs = |origin: &Origin| to.is_of(origin) && origin.tag == tag;
-    if !body.origin.as_ref().is_some_and(needs) {
-        return Ok(());
-    }
-    let missing = missing(&**context.environment, &other, body).await;
-    if missing.as_ref().is_ok_and(|missing| missing.0 == 0) {
-        return Ok(());
-    }
-    let path = path_of(&**context.environment, &other).await;
-    let moved = format!("{} was moved away from {}", path.escape_ascii(), to.key);
-    Err(match missing {
-        Ok(missing) => Failure::new(
-            ErrorKind::Conflict,
-            format!(
-                "{moved}, and {missing} of it are nowhere but in the object there: hydrate or \
-                 export it before the object is replaced"
-            ),
-        ),
-        Err(failure) => {
-            let words = format!("{moved} and may need the object there: {}", reason(&failure));
-            Failure::new(failure.kind, words)
-        }
-    })
 }
 
 pub(super) fn check_mode(destination: &Destination) -> Result<(), Failure> {

@@ -11,6 +11,7 @@ use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
 use super::{
     Environment,
     alone::Claim,
+    begun,
     marks::{self, Marks, Unmarked},
 };
 use crate::{
@@ -132,6 +133,38 @@ async fn end_upload<E: Environment>(
     Ok(())
 }
 
+/// Has the bucket of a link that is about to be removed forget all uploads: nobody would know them
+/// any more. A bucket that is away holds up no removal.
+pub(in crate::hydration) async fn end_uploads<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    link: LinkId,
+) -> Result<(), Failure> {
+    let left =
+        left(
+            environment,
+            move |_, _, record| Ok(record.link == link && record.upload_id.is_some()),
+        )
+        .await?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    let query = environment
+        .read(move |view| records::read::<LinkRecord>(view, &keys::link(link)).map_err(broken));
+    let Some(record) = query.await? else { return Ok(()) };
+    let ended = async {
+        let bucket = importer.bucket(&record.bucket)?;
+        for export in &left {
+            end_upload(environment, &bucket, export).await?;
+        }
+        Ok::<_, Failure>(())
+    };
+    if let Err(failure) = ended.await {
+        tracing::warn!(%link, %failure, "uploads stay behind in the bucket of a removed link");
+    }
+    Ok(())
+}
+
 /// What an export may have begun in the bucket.
 enum Upload {
     No,
@@ -192,8 +225,8 @@ pub(super) async fn publish<E: Environment>(
 
 /// Settles every export that an earlier run, or a cancelled job, left under way: of the links whose
 /// turn the caller has, or of all before anybody works. Targets that have to hear of one are asked
-/// later. Where an object was cut, or the bucket is away, the export stays known until the next one
-/// of its file.
+/// later. Where an object was cut, the bucket is away, or an upload is to go on, the export stays
+/// known until the next one of its file.
 pub(super) async fn all<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
@@ -215,7 +248,7 @@ pub(super) async fn all<E: Environment>(
             // Each request to it takes long, and others wait for the turn.
             Ok(Standing::Begun(_)) if away.contains(&export.link) => continue,
             Ok(Standing::Begun(begun)) => {
-                settle(environment, importer, unmarked, &export, begun, OfCut::Stays).await
+                settle(environment, importer, unmarked, &export, begun, For::Jobs).await
             }
             Err(failure) => Err(failure),
         };
@@ -230,8 +263,8 @@ pub(super) async fn all<E: Environment>(
     Ok(())
 }
 
-/// Settles what an earlier export of one file left under way: its job was interrupted while the
-/// bucket could not be asked.
+/// Settles what an earlier export of one file left under way: its job was interrupted, or the
+/// bucket could not be asked. An upload of the version that is here stays, to go on.
 pub(super) async fn earlier<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
@@ -244,18 +277,19 @@ pub(super) async fn earlier<E: Environment>(
     match query.await? {
         Some(record) => {
             let export = Export::new(inode, record);
-            one(environment, importer, unmarked, &export, OfCut::Goes).await
+            one(environment, importer, unmarked, &export, For::Itself).await
         }
         None => Ok(()),
     }
 }
 
-async fn one<E: Environment>(
+/// Settles one export, if nobody has done so since.
+pub(super) async fn one<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
     unmarked: &Unmarked,
     export: &Export,
-    of_cut: OfCut,
+    whom: For,
 ) -> Result<(), Failure> {
     match standing(environment, export).await? {
         Standing::Settled => Ok(()),
@@ -264,7 +298,7 @@ async fn one<E: Environment>(
             Ok(())
         }
         Standing::Begun(begun) => {
-            settle(environment, importer, unmarked, export, begun, of_cut).await
+            settle(environment, importer, unmarked, export, begun, whom).await
         }
     }
 }
@@ -293,7 +327,7 @@ pub(super) async fn removed<E: Environment>(
         if importer.exporting.has(export.link, &export.key) || away.contains(&export.link) {
             continue;
         }
-        let settled = one(environment, importer, unmarked, &export, OfCut::Stays);
+        let settled = one(environment, importer, unmarked, &export, For::Removed);
         if let Err(failure) = settled.await {
             away.insert(export.link);
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
@@ -320,7 +354,7 @@ pub(super) async fn others<E: Environment>(
     });
     let left = left.await?;
     for export in &left {
-        one(environment, importer, unmarked, export, OfCut::Goes).await?;
+        one(environment, importer, unmarked, export, For::Another).await?;
     }
     Ok(!left.is_empty())
 }
@@ -390,14 +424,40 @@ struct Begun {
     link: Option<LinkRecord>,
     /// Whether its file is not there any more.
     is_gone: bool,
+    /// Whether its upload may go on.
+    can_go_on: bool,
+    /// Whether somebody is to go on with it.
+    is_awaited: bool,
 }
 
-/// What becomes of the record of an export whose object was cut. As long as there is one, no
-/// listing takes the object for somebody else's.
+/// For whom an export is settled that was left under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OfCut {
-    Stays,
-    Goes,
+pub(super) enum For {
+    /// For nobody, before jobs go on: what goes on with an upload comes later, if it comes.
+    Jobs,
+    /// For its file, whose next export begins.
+    Itself,
+    /// For another file, or another version of it.
+    Another,
+    /// For nobody, since its file has no name any more.
+    Removed,
+}
+
+impl For {
+    /// Whether the record of an export stays whose object was cut. As long as there is one, no
+    /// listing takes the object for somebody else's.
+    fn keeps_cut(self) -> bool {
+        matches!(self, Self::Jobs | Self::Removed)
+    }
+
+    /// Whether an upload stays that made nothing yet.
+    fn keeps_upload(self, begun: &Begun) -> bool {
+        match self {
+            Self::Jobs => begun.can_go_on && begun.is_awaited,
+            Self::Itself => begun.can_go_on,
+            Self::Another | Self::Removed => false,
+        }
+    }
 }
 
 async fn standing<E: Environment>(
@@ -415,8 +475,12 @@ async fn standing<E: Environment>(
         if inode.as_ref().is_some_and(|inode| export_has_made(&record, inode)) {
             return Ok(Standing::Made);
         }
-        let link = records::read(view, &keys::link(link)).map_err(broken)?;
-        Ok(Standing::Begun(Begun { link, is_gone: inode.is_none() }))
+        let link: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        let exports = link.as_ref().is_some_and(|link| !link.removing);
+        let same = inode.as_ref().is_some_and(|inode| begun::can_go_on(&record, inode));
+        let can_go_on = exports && same;
+        let is_awaited = begun::is_awaited(view, &record)?;
+        Ok(Standing::Begun(Begun { link, is_gone: inode.is_none(), can_go_on, is_awaited }))
     });
     query.await
 }
@@ -427,9 +491,9 @@ async fn settle<E: Environment>(
     unmarked: &Unmarked,
     export: &Export,
     begun: Begun,
-    of_cut: OfCut,
+    whom: For,
 ) -> Result<(), Failure> {
-    let Some(link) = begun.link else {
+    let Some(link) = &begun.link else {
         let abort = Command::AbortExport { inode: export.inode, export: export.id };
         return environment.execute(abort, true).await.map(|_| ());
     };
@@ -438,7 +502,8 @@ async fn settle<E: Environment>(
         Found::Whole(version) => version,
         // Nobody sends it again: it is left behind as a whole one would be.
         Found::Cut(version) if begun.is_gone => version,
-        Found::Cut(_) if of_cut == OfCut::Stays => return Ok(()),
+        Found::Cut(_) if whom.keeps_cut() => return Ok(()),
+        Found::Nothing if whom.keeps_upload(&begun) => return Ok(()),
         Found::Cut(_) | Found::Nothing => return give_up(environment, &bucket, export).await,
     };
     // On gs:// and az:// the object stands before what it was made of is deleted.

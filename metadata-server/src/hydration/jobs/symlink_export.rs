@@ -9,7 +9,8 @@ use millrace_types::{ErrorKind, Failure, InodeId};
 
 use super::{
     Context, Environment,
-    file_export::{attributes, check_mode, check_not_needed_by, moved},
+    file_export::{attributes, check_mode, moved},
+    needed::check_not_needed_by,
 };
 use crate::{
     hydration::{

@@ -1,6 +1,8 @@
 //! Gets a frozen file's bytes into a bucket: by one put, or by parts that the targets send.
 
 use std::{
+    collections::BTreeMap,
+    future::ready,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,13 +11,15 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use millrace_object_source::{Bucket, Condition, Stored, Tag, UploadId, UploadedPart};
+use millrace_object_source::{
+    Bucket, Condition, HeldPart, PartDigest, Stored, Tag, UploadId, UploadedPart,
+};
 use millrace_protocol::{
     capability::{Content, Signed},
     cluster::{self, Map},
     target::{
-        StoreObject, UploadCondition, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
-        UploadSource,
+        DigestPart, StoreObject, UploadCondition, UploadObject, UploadObjectTo, UploadPart,
+        UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, KIB, LinkId, MIB};
@@ -23,23 +27,32 @@ use tokio::sync::Semaphore;
 
 use super::{
     Context, Environment,
+    begun::{self, Left, Planned},
     file_export::{Source, attributes, is_unchanged},
     settle::Export,
 };
-use crate::{
-    command::Command,
-    hydration::{
-        parts::{Part, PartPlan},
-        spread::place_of,
-    },
+use crate::hydration::{
+    parts::{Part, PartPlan},
+    spread::place_of,
 };
 
 /// How an upload ended that did not fail.
 pub(super) enum End {
-    /// The object is there.
-    Stored(Stored),
+    /// The object is there, of these parts if it was sent by parts.
+    Stored(Stored, Vec<SentPart>),
     /// The file changed before the object was made; nothing is there.
     Changed,
+    /// Not all parts could be sent for now; those that were are there, and nothing was made of
+    /// them.
+    Interrupted(Failure),
+}
+
+/// A part of an object, and what its bytes are.
+#[derive(Debug, Clone)]
+pub(super) struct SentPart {
+    part: Part,
+    uploaded: UploadedPart,
+    digest: PartDigest,
 }
 
 /// How long a target may take for one part or object beside sending it: its turn, its own retries,
@@ -62,14 +75,15 @@ pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// semaphore.
 const PARTS_AT_ONCE: usize = 16;
 
-/// Uploads everything and makes the object, under the export's condition.
+/// Uploads everything that is not `left` there already, and makes the object, under the export's
+/// condition.
 pub(super) async fn run<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     source: &Source,
     bucket: &Bucket,
     export: &Export,
-    plan: &PartPlan,
+    Planned { plan, left }: Planned,
 ) -> Result<End, Failure> {
     let metadata = attributes(&source.inode).to_metadata(Some(&export.mark()))?;
     let size = source.inode.size;
@@ -78,42 +92,75 @@ pub(super) async fn run<E: Environment>(
         context.paced(size).await;
         let (body, condition) = (vec![bytes.into()], export.condition()?);
         let put = bucket.put_small(&export.key, body, &metadata, &condition);
-        return Ok(End::Stored(put.await?));
+        return Ok(End::Stored(put.await?, Vec::new()));
     }
     let to = To { bucket: None, link: export.link, key: export.key.clone() };
     let sender = Sender::new(context, uploads, &source.content, to).await?;
     let condition = export.condition()?;
-    if is_one_chunk(&source.content, size, plan) {
+    if is_one_chunk(&source.content, size, &plan) {
         let metadata = metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
         let stored = sender.whole(size, metadata.collect(), &condition).await?;
-        return Ok(End::Stored(stored));
+        return Ok(End::Stored(stored, Vec::new()));
     }
-    let upload = bucket.create_upload(&export.key, &metadata).await?;
-    let record = Command::RecordUpload {
-        inode: source.inode.id,
-        export: export.id,
-        upload_id: upload.as_str().to_owned(),
-    };
-    context.environment.execute(record, true).await?;
-    let made = async {
-        let parts = sender.parts(&upload, plan.parts()).await?;
-        if !is_unchanged(&**context.environment, export.inode, export.change_count).await? {
-            return Ok(End::Changed);
+    let (upload, held) = match left {
+        Some(Left { upload, parts, .. }) => (upload, parts),
+        None => {
+            let upload = bucket.create_upload(&export.key, &metadata).await?;
+            begun::record_upload(context, export, &upload).await?;
+            (upload, BTreeMap::new())
         }
-        let made = bucket.complete_upload(&export.key, &upload, &parts, &condition).await;
-        Ok(End::Stored(Stored::unchecked(made?)))
     };
-    let made = made.await;
+    let made = match sender.parts(&upload, plan.parts(), &held).await {
+        Ok(parts) => made_of(context, bucket, export, &upload, parts).await,
+        // Those that are there stay: the file's next export goes on with them.
+        Err(failure) if is_repeatable(failure.kind) => {
+            sender.uncount();
+            return Ok(End::Interrupted(failure));
+        }
+        Err(failure) => Err(failure),
+    };
     // The whole file is counted when it is done; parts only show that it goes on.
     sender.uncount();
     // After an unclear answer this may find the upload gone, which is no error; the object, if the
     // completion won after all, stays.
-    if !matches!(made, Ok(End::Stored(_)))
+    if !matches!(made, Ok(End::Stored(..)))
         && let Err(error) = bucket.abort_upload(&export.key, &upload).await
     {
         tracing::warn!(key = %export.key, %error, "an upload stays behind in the bucket");
     }
     made
+}
+
+/// Makes the object of its parts, unless the file has changed.
+async fn made_of<E: Environment>(
+    context: &Context<'_, E>,
+    bucket: &Bucket,
+    export: &Export,
+    upload: &UploadId,
+    parts: Vec<SentPart>,
+) -> Result<End, Failure> {
+    if !is_unchanged(&**context.environment, export.inode, export.change_count).await? {
+        return Ok(End::Changed);
+    }
+    let named: Vec<UploadedPart> = parts.iter().map(|sent| sent.uploaded.clone()).collect();
+    let made = bucket.complete_upload(&export.key, upload, &named, &export.condition()?).await?;
+    Ok(End::Stored(Stored::unchecked(made), parts))
+}
+
+/// Has targets read once more what they sent, so that they know again which blocks the object has.
+/// Whether all of it is what was sent.
+pub(super) async fn is_still_read<E: Environment>(
+    context: &Context<'_, E>,
+    uploads: &Arc<Semaphore>,
+    source: &Source,
+    export: &Export,
+    parts: &[SentPart],
+) -> Result<bool, Failure> {
+    let to = To { bucket: None, link: export.link, key: export.key.clone() };
+    let sender = Sender::new(context, uploads, &source.content, to).await?;
+    let sent: Vec<_> = parts.iter().map(|sent| (sent.part, sent.digest)).collect();
+    let read = stream::iter(sent).map(|(part, digest)| sender.has_bytes(part, digest));
+    read.buffer_unordered(PARTS_AT_ONCE).try_all(ready).await
 }
 
 /// Whether a file goes by one put: a chunk is read as it is at one moment.
@@ -139,6 +186,13 @@ pub(super) struct Sender<'a, E> {
     to: To,
     /// Bytes of finished parts, as the job counts them.
     moved: AtomicU64,
+}
+
+impl SentPart {
+    /// What completion names.
+    pub(super) fn into_uploaded(self) -> UploadedPart {
+        self.uploaded
+    }
 }
 
 impl<'a, E: Environment> Sender<'a, E> {
@@ -193,20 +247,22 @@ impl<'a, E: Environment> Sender<'a, E> {
         Ok(Stored::unchecked(tag(&reply.etag)?))
     }
 
-    /// Sends parts, as many at a time as may be; in their order when all are there.
+    /// Sends parts, as many at a time as may be, but for those that the bucket has with the same
+    /// bytes; in their order when all are there.
     pub(super) async fn parts(
         &self,
         upload: &UploadId,
         parts: impl Iterator<Item = Part>,
-    ) -> Result<Vec<UploadedPart>, Failure> {
-        let sent = stream::iter(parts).map(|part| self.part(upload, part));
+        held: &BTreeMap<u16, HeldPart>,
+    ) -> Result<Vec<SentPart>, Failure> {
+        let sent = stream::iter(parts).map(|part| self.unless_held(upload, part, held));
         let sent = sent.buffer_unordered(PARTS_AT_ONCE).try_collect();
-        let mut sent: Vec<UploadedPart> = sent.await?;
-        sent.sort_by_key(|part| part.number);
+        let mut sent: Vec<SentPart> = sent.await?;
+        sent.sort_by_key(|sent| sent.part.number);
         Ok(sent)
     }
 
-    /// Counts parts that are there already.
+    /// Counts a part, or parts that are there already.
     pub(super) fn count(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.context.progress.moved(self.content.inode, bytes);
@@ -218,41 +274,83 @@ impl<'a, E: Environment> Sender<'a, E> {
         self.context.progress.unmoved(self.content.inode, bytes);
     }
 
-    async fn part(&self, upload: &UploadId, part: Part) -> Result<UploadedPart, Failure> {
-        let place = place_of(&self.map, &self.content.layout, part.first_chunk)?;
+    async fn unless_held(
+        &self,
+        upload: &UploadId,
+        part: Part,
+        held: &BTreeMap<u16, HeldPart>,
+    ) -> Result<SentPart, Failure> {
+        if let Some(HeldPart { part: uploaded, digest: Some(digest) }) = held.get(&part.number)
+            && self.has_bytes(part, *digest).await?
+        {
+            self.count(part.len);
+            return Ok(SentPart { part, uploaded: uploaded.clone(), digest: *digest });
+        }
+        self.part(upload, part).await
+    }
+
+    /// Has a part read as if it was sent. Whether its bytes have this digest.
+    async fn has_bytes(&self, part: Part, digest: PartDigest) -> Result<bool, Failure> {
+        let with_md5 = matches!(digest, PartDigest::Md5(_));
+        let request = DigestPart { source: self.source(part.offset, part.len), with_md5 };
+        let environment = &**self.context.environment;
+        let ask = |host, timeout| environment.ask(host, request.clone(), timeout);
+        let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        match (self.patiently(part, ask).await, digest) {
+            (Ok(read), PartDigest::Crc32c(told)) => Ok(read.checksum == told),
+            (Ok(read), PartDigest::Md5(told)) => Ok(read.md5 == Some(told)),
+            // A target daemon from before there was this.
+            (Err(failure), _) if failure.kind == ErrorKind::NotSupported => Ok(false),
+            (Err(failure), _) => Err(failure),
+        }
+    }
+
+    async fn part(&self, upload: &UploadId, part: Part) -> Result<SentPart, Failure> {
         let request = UploadPart {
             source: self.source(part.offset, part.len),
             upload_id: upload.as_str().to_owned(),
             part_number: part.number,
         };
         let environment = &**self.context.environment;
-        let timeout = timeout_of(part.len);
-        let mut pause = PAUSE;
-        let mut attempt = 1;
+        let ask = |host, timeout| {
+            let (bucket, request) = (self.to.bucket.clone(), request.clone());
+            async move {
+                match bucket {
+                    None => environment.ask(host, request, timeout).await,
+                    Some(bucket) => {
+                        let request = UploadPartTo { bucket, part: request };
+                        environment.ask(host, request, timeout).await
+                    }
+                }
+            }
+        };
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         self.context.paced(part.len).await;
+        let reply = self.patiently(part, ask).await?;
+        let tag = tag(&reply.etag)?;
+        self.count(part.len);
+        let uploaded = UploadedPart { number: part.number, tag, len: part.len };
+        Ok(SentPart { part, uploaded, digest: PartDigest::Crc32c(reply.checksum) })
+    }
+
+    /// Asks the target of a part's first chunk, again while it or the bucket is busy or away.
+    async fn patiently<T, F: Future<Output = Result<T, Failure>>>(
+        &self,
+        part: Part,
+        ask: impl Fn(HostId, Duration) -> F,
+    ) -> Result<T, Failure> {
+        let place = place_of(&self.map, &self.content.layout, part.first_chunk)?;
+        let mut pause = PAUSE;
+        let mut attempt = 1;
         loop {
-            let asked = match self.to.bucket.clone() {
-                None => environment.ask(place.host, request.clone(), timeout).await,
-                Some(bucket) => {
-                    let request = UploadPartTo { bucket, part: request.clone() };
-                    environment.ask(place.host, request, timeout).await
-                }
-            };
-            match asked {
-                Ok(reply) => {
-                    let tag = tag(&reply.etag)?;
-                    self.moved.fetch_add(part.len, Ordering::Relaxed);
-                    self.context.progress.moved(self.content.inode, part.len);
-                    return Ok(UploadedPart { number: part.number, tag, len: part.len });
-                }
+            match ask(place.host, timeout_of(part.len)).await {
                 Err(failure) if is_repeatable(failure.kind) && attempt < ATTEMPTS => {
                     let hint = Duration::from_millis(failure.retry_after_ms.into());
                     tokio::time::sleep(pause.max(hint)).await;
                     pause *= 2;
                     attempt += 1;
                 }
-                Err(failure) => return Err(failure),
+                answer => return answer,
             }
         }
     }

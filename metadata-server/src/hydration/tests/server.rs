@@ -25,7 +25,7 @@ use millrace_protocol::{
     session::Caller,
     target::{
         Hydrate, Item, ItemResults, MarkExportedAt, Presence, PresenceReply, Present, Release,
-        StoreObject, UploadPartTo,
+        StoreObject, UploadPart, UploadPartTo,
     },
 };
 use millrace_types::{
@@ -120,6 +120,8 @@ pub(super) struct TestServer {
     pub(super) marks: Mutex<VecDeque<ErrorKind>>,
     /// The uploads that parts went to of exports to other places.
     pub(super) copied_uploads: Mutex<Vec<String>>,
+    /// The uploads that parts went to of exports to the bucket of a link.
+    pub(super) uploads: Mutex<Vec<String>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
     /// Targets have no room for what nobody asked for.
@@ -330,6 +332,7 @@ impl TestServer {
             changed: Mutex::default(),
             marks: Mutex::default(),
             copied_uploads: Mutex::default(),
+            uploads: Mutex::default(),
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
             uncounted: AtomicBool::new(false),
@@ -417,6 +420,7 @@ impl TestServer {
         let into_a_link = |store: &StoreObject| store.bucket.is_none();
         let moves = request.is::<Hydrate>()
             || request.downcast_ref::<StoreObject>().is_some_and(into_a_link)
+            || request.is::<UploadPart>()
             || request.is::<UploadPartTo>();
         if moves && self.silent.load(Ordering::Relaxed) {
             return pending().await;

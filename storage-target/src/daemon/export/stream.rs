@@ -22,13 +22,13 @@ use super::{Daemon, transfers};
 use crate::store::Reader;
 
 /// Reads of 1 MiB at most that are under way at a time.
-const AHEAD: usize = 4;
+pub(super) const AHEAD: usize = 4;
 
 /// Places for what is read, and for what waits for being sent.
 const PLACES: usize = 2 * AHEAD;
 
 /// What a streamed part may have in memory.
-const WINDOW: u64 = 1024 * 1024 * PLACES as u64;
+pub(super) const WINDOW: u64 = 1024 * 1024 * PLACES as u64;
 
 /// What is sent, or why it cannot be read.
 type Sent = Result<Bytes, BucketError>;

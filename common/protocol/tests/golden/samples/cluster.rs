@@ -8,10 +8,11 @@ use millrace_protocol::{
         SigningKey, Target, TargetReport,
     },
     target::{
-        CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, MarkExportedAt,
-        Presence, PresenceReply, Present, Release, StoreInline, StoreInlineReply, StoreObject,
-        StoreObjectReply, Tried, Trim, TrimReply, TryBucket, UploadCondition, UploadObject,
-        UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
+        CheckBucket, ContentName, DigestPart, DigestPartReply, Hydrate, Item, ItemResults,
+        MarkExported, MarkExportedAt, Presence, PresenceReply, Present, Release, StoreInline,
+        StoreInlineReply, StoreObject, StoreObjectReply, Tried, Trim, TrimReply, TryBucket,
+        UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
+        UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{
@@ -159,12 +160,15 @@ fn uploads() -> Vec<Sample> {
     let object_to = UploadObjectTo { bucket: bucket(), object: object.clone() };
     let store = StoreObject { bucket: None, object: object.clone() };
     let stored = StoreObjectReply { etag: "\"f\"".into(), is_checked: true };
+    let digest = DigestPart { source: source(), with_md5: true };
+    let digests = DigestPartReply { checksum, md5: Some([7; 16]) };
     [
         pair(&part, &UploadPartReply { etag: "\"b\"".into(), checksum }),
         pair(&object, &UploadObjectReply { etag: "\"c\"".into(), checksum }),
         pair(&part_to, &UploadPartReply { etag: "\"d\"".into(), checksum }),
         pair(&object_to, &UploadObjectReply { etag: "\"e\"".into(), checksum }),
         pair(&store, &stored),
+        pair(&digest, &digests),
     ]
     .into_iter()
     .flatten()

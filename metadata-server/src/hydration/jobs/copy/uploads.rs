@@ -17,7 +17,12 @@ use crate::{
     hydration::{
         environment::Environment,
         import::{Importer, broken},
-        jobs::{Context, file_export::is_unchanged, settle::abort_unknown, upload::Sender},
+        jobs::{
+            Context,
+            file_export::is_unchanged,
+            settle::abort_unknown,
+            upload::{Sender, SentPart},
+        },
         parts::PartPlan,
     },
     namespace::tree,
@@ -51,9 +56,10 @@ pub(super) async fn by_parts<E: Environment>(
     let made = async {
         sender.count(known.values().map(|part| part.len).sum());
         let missing = plan.parts().filter(|part| !known.contains_key(&part.number));
-        let sent = sender.parts(&upload, missing).await?;
+        let sent = sender.parts(&upload, missing, &BTreeMap::new()).await?;
         let mut parts = known.clone();
-        parts.extend(sent.into_iter().map(|part| (part.number, part)));
+        let sent = sent.into_iter().map(SentPart::into_uploaded);
+        parts.extend(sent.map(|part| (part.number, part)));
         let (id, count) = (source.inode.id, source.version.change_count);
         if !is_unchanged(&**environment, id, count).await? {
             return Ok(None);
@@ -164,7 +170,8 @@ async fn go_on(to: &Elsewhere, source: &Source) -> Result<Option<Begun>, Failure
     };
     let lens: BTreeMap<u16, u64> = plan.parts().map(|part| (part.number, part.len)).collect();
     let whole = |part: &UploadedPart| lens.get(&part.number) == Some(&part.len);
-    let parts = there.into_iter().filter(whole).map(|part| (part.number, part)).collect();
+    let there = there.into_iter().map(|held| held.part);
+    let parts = there.filter(whole).map(|part| (part.number, part)).collect();
     Ok(Some(Begun { upload, plan, parts }))
 }
 

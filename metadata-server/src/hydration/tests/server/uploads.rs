@@ -7,12 +7,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId};
+use millrace_object_source::{Bucket, Condition, Md5Sum, Metadata, Tag, UploadId};
 use millrace_protocol::target::{
-    StoreObject, StoreObjectReply, UploadCondition, UploadObject, UploadObjectReply,
-    UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
+    DigestPart, DigestPartReply, StoreObject, StoreObjectReply, UploadCondition, UploadObject,
+    UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
 };
-use millrace_types::{ErrorKind, Failure, InodeId, LinkId};
+use millrace_types::{Crc32c, ErrorKind, Failure, InodeId, LinkId};
 
 use super::{Fault, SESSION, TestServer, replace};
 use crate::{
@@ -32,6 +32,13 @@ impl TestServer {
     ) -> Result<Result<Box<dyn Any + Send>, Failure>, Box<dyn Any + Send>> {
         let request = match request.downcast::<UploadPart>() {
             Ok(part) => return Ok(self.faulty(self.upload_part(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<DigestPart>() {
+            Ok(_) if self.troubles.are_older.load(Ordering::Relaxed) => {
+                return Ok(Err(ErrorKind::NotSupported.into()));
+            }
+            Ok(part) => return Ok(Ok(Box::new(self.digest_part(&part)))),
             Err(request) => request,
         };
         let request = match request.downcast::<UploadPartTo>() {
@@ -147,7 +154,17 @@ impl TestServer {
         self.commit(inode, size).await;
     }
 
+    fn digest_part(&self, part: &DigestPart) -> DigestPartReply {
+        let mut md5 = part.with_md5.then(Md5Sum::default);
+        let bytes = self.bytes_of(&part.source).concat();
+        if let Some(sum) = &mut md5 {
+            sum.update(&bytes);
+        }
+        DigestPartReply { checksum: Crc32c::of(&bytes), md5: md5.map(Md5Sum::finish) }
+    }
+
     async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
+        self.uploads.lock().unwrap().push(part.upload_id.clone());
         let bucket = self.bucket_of_link(part.source.link).await;
         self.part_into(&bucket, part).await
     }
@@ -184,9 +201,10 @@ impl TestServer {
         let source = &part.source;
         let upload = UploadId::new(part.upload_id)?;
         let body = self.bytes_of(source);
+        let checksum = Crc32c::of(&body.concat());
         let put = bucket.put_part(&source.key, &upload, part.part_number, source.offset, body);
         let etag = put.await?.tag.to_string();
-        Ok(UploadPartReply { etag, checksum: Default::default() })
+        Ok(UploadPartReply { etag, checksum })
     }
 
     async fn upload_object(&self, object: UploadObject) -> Result<UploadObjectReply, Failure> {
