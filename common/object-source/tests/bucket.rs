@@ -27,6 +27,8 @@ mod directory;
 mod front;
 #[path = "bucket/google.rs"]
 mod google;
+#[path = "bucket/issued.rs"]
+mod issued;
 #[path = "bucket/moto.rs"]
 mod moto;
 #[path = "bucket/s3.rs"]
