@@ -32,6 +32,8 @@ mod flood;
 mod full_disk;
 #[path = "cluster/hostile.rs"]
 mod hostile;
+#[path = "cluster/interrupted_export.rs"]
+mod interrupted_export;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
 #[path = "cluster/issued_keys.rs"]

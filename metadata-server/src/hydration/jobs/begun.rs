@@ -88,8 +88,8 @@ pub(super) fn can_go_on(record: &records::Export, inode: &Inode) -> bool {
         && matches!(file.state, ObjectState::Local | ObjectState::Dirty)
 }
 
-/// Whether somebody is to export the file by whom an upload was begun: a job that has not ended, or
-/// can be retried, or the link by itself.
+/// Whether somebody is to go on with an upload: its job, which has not ended or can be retried, or
+/// the link by itself.
 ///
 /// # Errors
 /// When the store is damaged.

@@ -433,7 +433,8 @@ struct Begun {
 /// For whom an export is settled that was left under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
-    /// For nobody, before jobs go on: what goes on with an upload comes later, if it comes.
+    /// For the jobs that come to its file later, if they do: the server has begun to run, or a job
+    /// was cancelled.
     Jobs,
     /// For its file, whose next export begins.
     Itself,
