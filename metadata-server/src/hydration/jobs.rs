@@ -503,6 +503,7 @@ impl<E: Environment> Jobs<E> {
             filter: &how.filter,
             files: how.files,
             dry_run: how.dry_run,
+            is_atomic: how.is_atomic,
             progress,
             outcomes: how.outcomes.as_ref(),
             pace: how.pace.as_ref(),

@@ -37,6 +37,8 @@ pub(super) struct Context<'a, E> {
     pub(super) files: Option<FileListId>,
     /// Nothing is done: what would be is counted as found.
     pub(super) dry_run: bool,
+    /// A manifest is to name everything: what the bucket had before must be there still.
+    pub(super) is_atomic: bool,
     pub(super) progress: &'a Progress,
     /// Where what becomes of each file is written down, if somebody wants to know.
     pub(super) outcomes: Option<&'a Outcomes>,

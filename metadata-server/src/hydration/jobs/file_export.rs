@@ -30,6 +30,7 @@ use super::{
     Context, Environment,
     begun::{self, Before, Planned},
     needed::check_not_needed,
+    publish,
     settle::{self, Export, Published},
     upload::{self, SentPart},
 };
@@ -118,6 +119,9 @@ pub(super) async fn run<E: Environment>(
         }
         if !needed {
             if !earlier {
+                if context.is_atomic {
+                    publish::check_stands(context, &source).await?;
+                }
                 return Ok(Sent::Nothing);
             }
             context.progress.moved(inode, size);
@@ -415,7 +419,7 @@ pub(super) fn replaced(source: &Source) -> Option<String> {
 }
 
 /// The version that the file came from or went to, if its object is the destination.
-fn own_version(source: &Source) -> Option<String> {
+pub(super) fn own_version(source: &Source) -> Option<String> {
     let origin = source.body.origin.as_ref()?;
     source.destination.is_of(origin).then(|| origin.tag.clone())
 }

@@ -11,10 +11,15 @@ use millrace_protocol::cluster::LinkMode;
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use serde::Serialize;
 
-use super::{Context, Environment, copy::Elsewhere, symlink_export};
+use super::{
+    Context, Environment,
+    copy::Elsewhere,
+    file_export::{Source, own_version},
+    symlink_export,
+};
 use crate::{
     hydration::{
-        destination::{destination, prefix_of},
+        destination::{Destination, destination, prefix_of},
         import::{Linked, broken, linked_anywhere},
         walk::{Unlisted, Walk, inode, path_of, refused},
     },
@@ -81,6 +86,29 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     {
         context.fail_id(context.job.root, failure).await;
     }
+}
+
+/// Refuses to name a version of an object that the bucket has not any more. For each file that the
+/// job need not send: of the others the bucket has just said which version it has.
+///
+/// # Errors
+/// [`ErrorKind::ObjectChanged`], when it has another version or none; those of the bucket.
+pub(super) async fn check_stands<E: Environment>(
+    context: &Context<'_, E>,
+    source: &Source,
+) -> Result<(), Failure> {
+    let Some(known) = own_version(source) else { return Ok(()) };
+    let Destination { bucket, key, .. } = &source.destination;
+    let became = match context.importer.bucket(bucket)?.look(key).await? {
+        Some(head) if head.version.tag.as_str() == known => return Ok(()),
+        Some(_) => "was replaced in",
+        None => "is gone from",
+    };
+    let words = format!(
+        "{key} {became} the bucket since it was exported or imported: an import has the file \
+         follow, and without that nothing is published"
+    );
+    Err(Failure::new(ErrorKind::ObjectChanged, words))
 }
 
 /// The directory, and what its keys begin with.

@@ -112,6 +112,46 @@ async fn what_changes_behind_its_export_leaves_the_manifest_of_before() {
 }
 
 #[tokio::test]
+async fn what_changed_in_the_bucket_behind_its_file_is_in_no_manifest() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/data/step").await;
+    for name in ["a", "b", "c"] {
+        world.write(&format!("/data/step/{name}"), name.as_bytes()).await;
+    }
+    assert_eq!(publish(&world).await.state, JobState::Succeeded);
+    let before = manifest(&world).unwrap();
+    world.put("step/b", b"by somebody else");
+    fs::remove_file(world.object("step/c")).unwrap();
+    world.write("/data/step/d", b"new").await;
+    let job = publish(&world).await;
+    assert_eq!((job.state, job.errors), (JobState::Failed, 2), "{:?}", job.failures);
+    assert_eq!((job.files_done, job.files_total), (2, 4));
+    for (path, words) in [("/data/step/b", "was replaced"), ("/data/step/c", "is gone")] {
+        let failed = job.failures.iter().find(|failed| failed.path == path.as_bytes()).unwrap();
+        let failure = &failed.failure;
+        assert_eq!(failure.kind, ErrorKind::ObjectChanged, "{failure}");
+        assert!(failure.message.contains(words), "{failure}");
+        assert!(world.find(path).await.is_ok(), "an export takes nothing away");
+    }
+    assert_eq!(manifest(&world).unwrap(), before);
+
+    // An import has the files follow: then they are as the bucket has them.
+    world.job(JobKind::Import, "/data/step").await;
+    let job = publish(&world).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    let told = manifest(&world).unwrap();
+    let mut paths = Vec::new();
+    for file in told["files"].as_array().unwrap() {
+        let path = file["path"].as_str().unwrap();
+        let head = world.bucket.head(&format!("step/{path}")).await.unwrap();
+        assert_eq!(file["tag"], head.version.tag.as_str(), "{path}");
+        paths.push(path);
+    }
+    paths.sort_unstable();
+    assert_eq!(paths, ["a", "b", "d"]);
+}
+
+#[tokio::test]
 async fn a_symbolic_link_that_is_made_behind_the_export_is_sent_before_it_is_named() {
     let world = World::new(LinkMode::ImportExport).await;
     let step = world.make_directory("/data/step").await;

@@ -57,6 +57,7 @@ impl<E: Environment> AutoExporter<E> {
             filter: &filter,
             files: None,
             dry_run: false,
+            is_atomic: false,
             progress: &Progress::default(),
             outcomes: None,
             pace: None,
