@@ -181,7 +181,7 @@ impl<E: Environment> Context<'_, E> {
         }
     }
 
-    /// Keys of the bucket were left out in a directory.
+    /// Keys of the bucket were left out in a directory, or a file of what is copied.
     pub(super) async fn left_out_id(&self, id: InodeId, why: String) {
         self.note(id, 0, Outcome::LeftOut(why)).await;
     }

@@ -235,6 +235,9 @@ async fn look_only<E: Environment>(
     id: InodeId,
 ) -> Result<(), Failure> {
     let source = read(context, to, id).await?;
+    if publish::is_manifest(&source.path) {
+        return publish::leave(context, id).await;
+    }
     if !matches!(look(to, &source).await?, Standing::Same(_)) {
         context.would_id(id, source.inode.size).await;
     }
@@ -250,9 +253,8 @@ async fn one<E: Environment>(
     let mut counted = false;
     for _ in 0..BEGINNINGS_MAX {
         let source = read(context, to, id).await?;
-        if to.copied.is_some() && source.path == publish::NAME {
-            // The new one takes its place.
-            return Ok(Counted::No);
+        if publish::is_manifest(&source.path) {
+            return publish::leave(context, id).await.map(|()| Counted::No);
         }
         check_free(context, &source).await?;
         let size = source.inode.size;

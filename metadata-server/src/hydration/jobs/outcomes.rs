@@ -52,7 +52,8 @@ pub(super) enum Outcome<'a> {
     /// Of a dry run: something would be done.
     Would,
     Failed(&'a Failure),
-    /// Keys of a bucket have no place in this directory: which, and why.
+    /// Keys of a bucket have no place in this directory: which, and why; or why a file is not
+    /// copied.
     LeftOut(String),
 }
 

@@ -88,6 +88,28 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     }
 }
 
+/// Whether a path is that of a manifest, of this directory or of another one below it.
+pub(super) fn is_manifest(path: &str) -> bool {
+    path.rsplit('/').next() == Some(NAME)
+}
+
+/// Leaves a manifest out of what goes to another place: it names what stands where it lies, and
+/// there it would be taken for the one of that place.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] where the job is to copy nothing else.
+pub(super) async fn leave<E: Environment>(
+    context: &Context<'_, E>,
+    id: InodeId,
+) -> Result<(), Failure> {
+    let words = "a manifest names the objects of its own place: say --atomic for one of another";
+    if id == context.job.root {
+        return Err(Failure::new(ErrorKind::InvalidArgument, words));
+    }
+    context.left_out_id(id, words.to_owned()).await;
+    Ok(())
+}
+
 /// Refuses to name a version of an object that the bucket has not any more. For each file that the
 /// job need not send: of the others the bucket has just said which version it has.
 ///
@@ -252,7 +274,7 @@ async fn copies<E: Environment>(
                 continue;
             }
             let parent = inode.parent.as_ref();
-            if parent.is_some_and(|at| at.directory == context.job.root && is_name(&at.name)) {
+            if parent.is_some_and(|at| is_name(&at.name)) {
                 continue;
             }
             let id = inode.id;

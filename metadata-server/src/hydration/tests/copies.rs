@@ -6,7 +6,7 @@ use millrace_object_source::{ANONYMOUS, PosixAttributes};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState, StartJob},
     cluster::{self, LinkMode},
-    job_options::{Destination, JobOptions, StartWithOptions},
+    job_options::{Destination, FetchReport, JobOptions, StartWithOptions},
     metadata::RenameMode,
     selection::{RetryJob, Selection},
 };
@@ -420,6 +420,38 @@ async fn a_copied_directory_is_published_with_the_versions_at_the_other_place() 
         assert_eq!(PosixAttributes::from_metadata(&head.metadata).mode, Some(0o100_640));
     }
     assert_eq!(world.copy("/plain", atomic()).await.state, JobState::Succeeded, "and once more");
+}
+
+#[tokio::test]
+async fn a_manifest_of_one_place_takes_no_other_place() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("step/model.pt", b"model");
+    world.put("step/.millrace-manifest.json", b"of the link");
+    world.put("step/optim/.millrace-manifest.json", b"of the link, too");
+    let model = world.find("/data/step/model.pt").await.unwrap();
+    world.server.files.lock().unwrap().insert(model.id, b"model".to_vec());
+    let other = Other::new();
+    let atomic = JobOptions { atomic: true, ..other.options() };
+    let job = world.copy("/data/step", atomic).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    let manifest = fs::read(other.object(".millrace-manifest.json")).unwrap();
+    let told: Value = serde_json::from_slice(&manifest).unwrap();
+    assert_eq!(told["files"].as_array().unwrap().len(), 1);
+
+    let report = || JobOptions { report: true, ..other.overwriting() };
+    let job = world.copy("/data/step", report()).await;
+    assert_eq!((job.state, job.files_total), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!(fs::read(other.object(".millrace-manifest.json")).unwrap(), manifest);
+    assert!(!other.object("optim").exists());
+    let fetch = FetchReport { caller: ROOT, id: job.id, offset: 0 };
+    let lines = world.hydration.fetch_report(&fetch).await.unwrap().lines;
+    let left_out = String::from_utf8(lines).unwrap().matches(r#""left out""#).count();
+    assert_eq!(left_out, 2);
+
+    let job = world.copy("/data/step/.millrace-manifest.json", report()).await;
+    let failure = &job.failures[0].failure;
+    assert_eq!((job.state, failure.kind), (JobState::Failed, ErrorKind::InvalidArgument));
+    assert!(failure.message.contains("--atomic"), "{failure}");
 }
 
 #[tokio::test]
