@@ -195,7 +195,7 @@ impl std::error::Error for ErrorKind {}
 
 /// A failure as it travels: what kind, for whom to wait how long, and a sentence for a person.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{}", if message.is_empty() { kind.to_string() } else { format!("{kind}: {message}") })]
+#[error("{}", said(*kind, message))]
 pub struct Failure {
     /// What the caller must do.
     pub kind: ErrorKind,
@@ -207,6 +207,16 @@ pub struct Failure {
 
 /// The longest message of a [`Failure`], in bytes; longer ones are cut.
 pub const MESSAGE_LEN_MAX: usize = 1024;
+
+/// The kind and the sentence, or the sentence alone where that says the same of a bucket by name.
+fn said(kind: ErrorKind, message: &str) -> String {
+    let says_so = kind == ErrorKind::BucketDenied && message.contains("refuses access");
+    match message {
+        "" => kind.to_string(),
+        _ if says_so => message.to_owned(),
+        _ => format!("{kind}: {message}"),
+    }
+}
 
 impl Failure {
     /// A failure with a sentence about it.
@@ -276,6 +286,16 @@ mod tests {
         }
         assert_eq!(ErrorKind::from_code(0), None);
         assert_eq!(ErrorKind::from_code(9999), None);
+    }
+
+    #[test]
+    fn a_refusal_of_a_bucket_is_told_once() {
+        let told = |message: &str| Failure::new(ErrorKind::BucketDenied, message).to_string();
+        assert_eq!(told(""), "the bucket refuses access");
+        let named = "the bucket b at http://h refuses access: check the credentials";
+        assert_eq!(told(named), named);
+        let other = "the bucket b at http://h does not know the access key";
+        assert_eq!(told(other), format!("the bucket refuses access: {other}"));
     }
 
     #[test]

@@ -359,6 +359,10 @@ async fn send<E: Environment>(
         Ok(Some(put)) => return stored(to, source, put).await.map(Sent::Stored),
         Err(failure) => failure,
     };
+    // Nothing was made, and who may not write may not even be told so.
+    if failure.kind == ErrorKind::BucketDenied {
+        return Err(failure);
+    }
     if let Standing::Same(object) = look(to, source).await? {
         if failure.kind == ErrorKind::Corrupt {
             // So the bucket said: it has the mark of the file, and other bytes.

@@ -246,6 +246,11 @@ async fn once<E: Environment>(
             return Ok(Attempt::Again);
         }
         Ok(upload::End::Interrupted(failure)) => return Err(failure),
+        // Who may not write is not told what stands there either. If an earlier attempt of the same
+        // put has won after all, the next export finds its object as an older version of the file.
+        Err(failure) if failure.kind == ErrorKind::BucketDenied => {
+            return lost(context, source, &bucket, &export, failure).await;
+        }
         Err(failure) => match settle::look(&bucket, &export).await? {
             settle::Found::Whole(version) if failure.kind != ErrorKind::Corrupt => {
                 (version, Vec::new())

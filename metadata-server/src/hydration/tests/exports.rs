@@ -112,6 +112,23 @@ async fn a_lost_answer_is_settled_by_looking() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_told_as_it_was_said_to_the_upload() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/file", b"content").await;
+    // Whoever looked what became of it would be told something else.
+    let away = world.bucket_dir.path().with_extension("away");
+    fs::rename(world.bucket_dir.path(), &away).unwrap();
+    for _ in 0..2 {
+        world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::BucketDenied));
+        let job = world.job(JobKind::Export, "/data/file").await;
+        assert_eq!((job.errors, job.failures[0].failure.kind), (1, ErrorKind::BucketDenied));
+    }
+    fs::rename(&away, world.bucket_dir.path()).unwrap();
+    world.export("/data/file").await;
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"content");
+}
+
+#[tokio::test]
 async fn a_file_that_changes_meanwhile_is_exported_once_more() {
     let world = World::new(LinkMode::ImportExport).await;
     for (name, content) in [("small", b"content".to_vec()), ("large", large())] {
