@@ -162,6 +162,21 @@ pub(crate) fn at(path: &Path) -> String {
     shown(&path.display().to_string())
 }
 
+/// A path that [`Context::at`] gave with this connection, from the root of the cluster's file
+/// system: as the server tells it, whatever part of that is mounted.
+///
+/// # Errors
+/// When the daemon of the mount does not answer.
+pub(crate) async fn path_from_root(
+    connection: &Connection,
+    path: &[u8],
+) -> anyhow::Result<Vec<u8>> {
+    match connection.mountpoint() {
+        Some(_) => Ok(join(&connection.describe().await?.subtree, path)),
+        None => Ok(path.to_vec()),
+    }
+}
+
 /// `below` in the directory `subtree`, both from a root.
 fn join(subtree: &[u8], below: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(subtree.len() + below.len() + 1);

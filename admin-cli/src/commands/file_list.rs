@@ -17,20 +17,20 @@ use tokio::time::Instant;
 use crate::{
     connection::Connection,
     context::{CALLER, at},
-    place,
 };
 
-/// Sends all that `source` names; `directory` is the job's, as the caller named it.
+/// Sends all that `source` names; `tops` are the spellings of the job's directory that may stand in
+/// front of a path, the one that counts first where several do.
 ///
 /// # Errors
-/// When `source` cannot be read, or the list not be kept.
+/// When `source` cannot be read or is no list of files, or the list not be kept.
 pub(super) async fn send(
     connection: &Connection,
     source: &Path,
     zero_ended: bool,
-    directory: &Path,
+    tops: Vec<Vec<u8>>,
 ) -> anyhow::Result<FileListId> {
-    let mut names = Names::open(source, zero_ended, place::spellings(directory))?;
+    let mut names = Names::open(source, zero_ended, tops)?;
     let mut request = AppendFiles { caller: CALLER, list: None, offset: 0, paths: Vec::new() };
     loop {
         let name = names.next().with_context(|| at(source))?;
@@ -117,6 +117,11 @@ impl<R: BufRead> Names<R> {
             if name.contains(&0) {
                 bail!("entry {} has a zero byte: --null is for lists that are so", self.number);
             }
+            let is_of_job = !self.tops.is_empty();
+            if is_of_job && name.split(|&byte| byte == b'/').any(|part| part == b"..") {
+                let name = String::from_utf8_lossy(&name);
+                bail!("entry {} is {name:?}: `..` has no meaning in a list of files", self.number);
+            }
             if !name.is_empty() {
                 return Ok(Some(self.below(name)));
             }
@@ -151,7 +156,11 @@ mod tests {
     use super::*;
 
     fn names(text: &[u8], end: u8) -> anyhow::Result<Vec<String>> {
-        let tops = vec![b"/mnt/set".to_vec(), b"mr:/".to_vec()];
+        names_below(&["/mnt/set", "mr:/"], text, end)
+    }
+
+    fn names_below(tops: &[&str], text: &[u8], end: u8) -> anyhow::Result<Vec<String>> {
+        let tops = tops.iter().map(|top| top.as_bytes().to_vec()).collect();
         let mut names = Names { reader: text, end, tops, number: 0 };
         let mut all = Vec::new();
         while let Some(name) = names.next()? {
@@ -163,9 +172,27 @@ mod tests {
     #[test]
     fn paths_are_taken_from_the_jobs_directory_on() {
         let text =
-            b"a\n\n./b/c \n/mnt/set/d//e\n/mnt/set\n/mnt/set/\n/mnt/settle/f\nmr:/g\n..\nlast";
-        let expected = ["a", "./b/c ", "d//e", ".", ".", "/mnt/settle/f", "g", "..", "last"];
+            b"a\n\n./b/c \n/mnt/set/d//e\n/mnt/set\n/mnt/set/\n/mnt/settle/f\nmr:/g\n..h\nlast";
+        let expected = ["a", "./b/c ", "d//e", ".", ".", "/mnt/settle/f", "g", "..h", "last"];
         assert_eq!(names(text, b'\n').unwrap(), expected);
+    }
+
+    #[test]
+    fn paths_of_a_report_are_those_from_the_file_systems_root() {
+        let text = b"/set/d/f\n/set\n/other\nmr:/set/g";
+        let expected = ["d/f", ".", "/other", "g"];
+        assert_eq!(names_below(&["mr:/set", "/set"], text, b'\n').unwrap(), expected);
+        // The root of the file system is mounted there.
+        let text = b"/mnt/a/b\n/a/b\n/";
+        assert_eq!(names_below(&["/mnt", "/"], text, b'\n').unwrap(), ["a/b", "a/b", "."]);
+    }
+
+    #[test]
+    fn a_way_up_is_refused_with_its_place() {
+        for text in [&b"a\n\n../b"[..], b"a\n\n/mnt/set/..", b"a\n\n/mnt/set/c/../d"] {
+            let refused = names(text, b'\n').unwrap_err().to_string();
+            assert!(refused.contains("entry 3") && refused.contains("`..`"), "{refused}");
+        }
     }
 
     #[test]

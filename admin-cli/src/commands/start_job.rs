@@ -19,9 +19,9 @@ use super::{file_list, link_left_out, preview};
 use crate::{
     arguments::{ExportArguments, ImportArguments, SelectArguments, StartArguments},
     connection::Connection,
-    context::{CALLER, Context, at},
+    context::{CALLER, Context, at, path_from_root},
     exit::Exit,
-    watch,
+    place, watch,
 };
 
 /// An import, of all directories of a tree or of some.
@@ -109,7 +109,10 @@ async fn start(
     let looks = unused.is_some() || !states.is_empty();
     let is_part = !selection.is_everything() || looks || files.is_some();
     if let Some(Files { file, zero_ended }) = files {
-        options.files = Some(file_list::send(&connection, &file, zero_ended, &named).await?);
+        let mut tops = place::spellings(&named);
+        // As reports have it. What can be both is meant as the caller names the directory.
+        tops.push(path_from_root(&connection, &path).await?);
+        options.files = Some(file_list::send(&connection, &file, zero_ended, tops).await?);
     }
     let reply = if !states.is_empty() {
         let job = StartWithOptions { start, selection, dry_run, options };
