@@ -124,6 +124,15 @@ pub(crate) fn path_text(path: &[u8]) -> String {
     if text.starts_with('/') { text.into_owned() } else { format!("/{text}") }
 }
 
+/// What a failure is about: a path of the file system, or as it is the key of an object that no
+/// path leads to any more.
+pub(crate) fn subject_text(subject: &[u8]) -> String {
+    match subject.first() {
+        None | Some(b'/') => path_text(subject),
+        Some(_) => String::from_utf8_lossy(subject).into_owned(),
+    }
+}
+
 /// A moment as RFC 3339 in UTC, to the second.
 pub(crate) fn time_text(time: millrace_types::Timestamp) -> String {
     jiff::Timestamp::from_second(time.seconds())
@@ -164,6 +173,9 @@ mod tests {
     fn paths_start_at_the_root_and_times_are_utc() {
         assert_eq!(path_text(b"train"), "/train");
         assert_eq!(path_text(b""), "/");
+        assert_eq!(subject_text(b"/a/b"), "/a/b");
+        assert_eq!(subject_text(b""), "/");
+        assert_eq!(subject_text(b"pre/d/x"), "pre/d/x", "a key");
         assert_eq!(path_text(b"/a\xff"), "/a\u{fffd}");
         assert_eq!(time_text(Timestamp(1_000_000_000)), "1970-01-01T00:00:01Z");
         assert_eq!(counted(1, "file"), "1 file");

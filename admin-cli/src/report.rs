@@ -18,7 +18,7 @@ use millrace_protocol::{
 };
 use serde::Serialize;
 
-use crate::output::{path_text, time_text};
+use crate::output::{path_text, subject_text, time_text};
 
 mod bucket;
 mod detail;
@@ -420,7 +420,7 @@ fn origin(origin: Option<&(String, String)>) -> Option<OriginReport> {
 
 impl From<&JobFailure> for FailureReport {
     fn from(failed: &JobFailure) -> Self {
-        Self { path: path_text(&failed.path), error: failed.failure.to_string() }
+        Self { path: subject_text(&failed.path), error: failed.failure.to_string() }
     }
 }
 

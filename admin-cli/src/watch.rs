@@ -22,7 +22,7 @@ use crate::{
     connection::Connection,
     context::Context,
     exit::Exit,
-    output::{counted, harmless, path_text, shown},
+    output::{counted, harmless, path_text, shown, subject_text},
     report::{Counts, CountsReport, JobReport, PaceReport, kind_name},
     settings::AdminSettings,
 };
@@ -174,7 +174,7 @@ pub(crate) fn summary(job: &Job) -> String {
     );
     for failed in &job.failures {
         text.push_str("\n  ");
-        text.push_str(&shown(&path_text(&failed.path)));
+        text.push_str(&shown(&subject_text(&failed.path)));
         text.push_str(": ");
         text.push_str(&shown(&failed.failure.to_string()));
     }

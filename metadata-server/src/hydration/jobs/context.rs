@@ -140,6 +140,16 @@ impl<E: Environment> Context<'_, E> {
         matches!(query.await, Ok(None))
     }
 
+    /// Whether something below the job's top has no name any more, whatever became of it: then
+    /// nothing is missing.
+    pub(super) async fn is_removed(&self, id: InodeId) -> bool {
+        if id == self.job.root {
+            return false;
+        }
+        let query = self.environment.read(move |view| tree::find(view, id).map_err(broken));
+        query.await.is_ok_and(|found| found.is_none_or(|inode| inode.links == 0))
+    }
+
     /// Counts what could not be looked at, unless it is not there any more.
     pub(super) async fn fail(&self, unfound: Unfound) {
         let Unfound { subject, branch, failure } = unfound;
@@ -186,9 +196,14 @@ impl<E: Environment> Context<'_, E> {
         self.note(id, 0, Outcome::LeftOut(why)).await;
     }
 
+    /// What has no name any more is not told: nobody would know what it was.
     async fn note(&self, id: InodeId, bytes: u64, outcome: Outcome<'_>) {
         let Some(outcomes) = self.outcomes else { return };
-        let path = self.path_now(id).await;
+        let Ok(inode) = inode(&**self.environment, id).await else { return };
+        if inode.links == 0 {
+            return;
+        }
+        let path = path_of(&**self.environment, &inode).await;
         outcomes.note(&path, bytes, &outcome);
     }
 

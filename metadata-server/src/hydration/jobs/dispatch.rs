@@ -377,6 +377,9 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             {
                 changed.push((file.inode, file.size));
             }
+            _ if self.context.is_removed(file.inode).await => {
+                self.context.progress.gone(file.inode);
+            }
             _ => self.context.fail_id(file.inode, failure).await,
         }
     }

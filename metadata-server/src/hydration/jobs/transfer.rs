@@ -64,6 +64,10 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         if let Some(map) = dispatcher.newer_map().await {
             dispatcher.use_map(map).await;
         }
+        if context.is_removed(id).await {
+            context.progress.gone(id);
+            continue;
+        }
         // Where the bucket has none any more, the file goes too.
         let path = context.path_now(id).await;
         match follow(context, id).await {
@@ -71,6 +75,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
                 context.progress.resized(id, before, size);
                 dispatcher.file(id, &content, size).await;
             }
+            Err(failure) if context.is_gone(id, &failure).await => context.progress.gone(id),
             Err(failure) => context.fail_at(id, path, failure),
         }
     }

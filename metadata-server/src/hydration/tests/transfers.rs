@@ -202,6 +202,24 @@ async fn a_directory_that_goes_before_a_job_comes_to_it_is_no_failure() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_removed_while_it_is_fetched_has_not_failed() {
+    for kind in [ErrorKind::ObjectChanged, ErrorKind::StaleContent, ErrorKind::Lost] {
+        let world = World::new(LinkMode::ImportExport).await;
+        world.put("d/kept", b"12345");
+        world.put("d/removed", b"1234567");
+        let removed = world.find("/data/d/removed").await.unwrap().id;
+        let parent = world.find("/data/d").await.unwrap().id;
+        let name = FileName::parse(b"removed").unwrap();
+        let remove = Remove { caller: ROOT, parent, name, directory: false, readers: Vec::new() };
+        *world.server.troubles.before_named.lock().unwrap() = vec![Command::Remove(remove)];
+        world.server.changed.lock().unwrap().insert(removed, kind);
+        let job = world.job(JobKind::Hydrate, "/data").await;
+        assert_eq!((job.state, job.errors), (JobState::Succeeded, 0), "{kind} {:?}", job.failures);
+        assert!(world.find("/data/d/removed").await.is_err());
+    }
+}
+
+#[tokio::test]
 async fn hydrate_follows_an_object_that_changed() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.put("file", b"before");
