@@ -333,7 +333,7 @@ impl<E: Environment> Jobs<E> {
                 self.finish(&record, how, progress, end).await
             }
             Err(failure) => {
-                progress.failed(record.job.path.clone(), failure);
+                progress.failed_besides(record.job.path.clone(), failure);
                 JobState::Failed
             }
         };
@@ -416,7 +416,7 @@ impl<E: Environment> Jobs<E> {
         match blocking(move || outcomes.finish()).await {
             Ok(()) => end,
             Err(failure) => {
-                progress.failed(record.job.path.clone(), failure);
+                progress.failed_besides(record.job.path.clone(), failure);
                 if end == JobState::Succeeded { JobState::Failed } else { end }
             }
         }

@@ -120,7 +120,17 @@ impl Directories {
     /// Something below `branch` could not be found.
     pub(super) fn missed(&mut self, branch: Option<&FileName>) {
         let row = self.row(branch);
-        self.at(row).errors += 1;
+        let row = self.at(row);
+        row.files_total += 1;
+        row.errors += 1;
+    }
+
+    /// One name that was listed below `branch` counts elsewhere.
+    pub(super) fn unlisted(&mut self, branch: Option<&FileName>) {
+        let row = self.row(branch);
+        let row = self.at(row);
+        row.files_total = row.files_total.saturating_sub(1);
+        row.files_done = row.files_done.saturating_sub(1);
     }
 
     /// The rows, and what is in none.
@@ -189,7 +199,7 @@ mod tests {
                 (name, row.files_done, row.files_total, row.bytes_done, row.bytes_total, row.errors)
             })
             .collect();
-        let expected = [("", 1, 1, 15, 15, 0), ("a", 1, 2, 6, 16, 1), ("b", 0, 0, 0, 0, 1)];
+        let expected = [("", 1, 1, 15, 15, 0), ("a", 1, 2, 6, 16, 1), ("b", 0, 1, 0, 0, 1)];
         let expected = expected.map(|(name, a, b, c, d, e)| (name.to_owned(), a, b, c, d, e));
         assert_eq!(told, expected);
         assert_eq!(others, DirectoryProgress::default());

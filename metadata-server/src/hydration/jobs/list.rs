@@ -148,6 +148,8 @@ async fn fail<E: Environment>(context: &Context<'_, E>, place: &Place, failure: 
     if context.is_gone(place.directory, &failure).await {
         return;
     }
+    // With the names of the directory that it lies in it counts as done.
+    context.progress.unlisted(place.branch.as_ref().filter(|_| place.depth > 1));
     context.progress.enter(place.directory, place.branch.as_ref());
     context.fail_id(place.directory, failure).await;
 }

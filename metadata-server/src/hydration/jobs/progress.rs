@@ -123,7 +123,23 @@ impl Progress {
         state.counts.files_done += u64::from(is_done);
     }
 
-    /// A found file, or a directory, could not be done.
+    /// A name that counts as done since its directory was listed, of which `branch` counted it,
+    /// was that of a directory which cannot be listed itself.
+    pub(super) fn unlisted(&self, branch: Option<&FileName>) {
+        let mut state = self.lock();
+        state.directories.unlisted(branch);
+        let counts = &mut state.counts;
+        counts.files_total = counts.files_total.saturating_sub(1);
+        counts.files_done = counts.files_done.saturating_sub(1);
+    }
+
+    /// The job could not do something that is none of its files; it counts as one more.
+    pub(super) fn failed_besides(&self, path: PathBytes, failure: Failure) {
+        self.apart(false);
+        self.failed(path, failure);
+    }
+
+    /// What was counted as found could not be done.
     pub(super) fn failed(&self, path: PathBytes, failure: Failure) {
         let mut state = self.lock();
         state.counts.errors += 1;
@@ -134,8 +150,11 @@ impl Progress {
         }
     }
 
-    /// The same of an inode that came.
+    /// The same of an inode, which is found by that if it was not yet.
     pub(super) fn failed_at(&self, inode: InodeId, path: PathBytes, failure: Failure) {
+        if !self.lock().directories.is_found(inode) {
+            self.found(inode, 0);
+        }
         self.lock().directories.failed(inode);
         self.failed(path, failure);
     }
@@ -143,7 +162,7 @@ impl Progress {
     /// The same of a path below `branch` that leads nowhere.
     pub(super) fn missed(&self, branch: Option<&FileName>, path: PathBytes, failure: Failure) {
         self.lock().directories.missed(branch);
-        self.failed(path, failure);
+        self.failed_besides(path, failure);
     }
 
     /// How far each directory is, and what is not told apart.
@@ -203,6 +222,33 @@ mod tests {
         let (rows, _) = progress.directories();
         let told: Vec<_> = rows.iter().map(|row| (row.files_done, row.files_total)).collect();
         assert_eq!(told, [(1, 1)]);
+    }
+
+    #[test]
+    fn what_fails_is_one_of_all_and_not_done() {
+        let progress = Progress::default();
+        let failure = || Failure::from(ErrorKind::BucketUnavailable);
+        // Of three names one is a directory that cannot be listed.
+        let branch = FileName::parse(b"d").unwrap();
+        progress.listed(None, 3, 10);
+        progress.unlisted(None);
+        progress.enter(InodeId(2), Some(&branch));
+        progress.failed_at(InodeId(2), b"/d".to_vec(), failure());
+        // One fails before it was found, one behind that, one is not there, and so does the job.
+        for id in [InodeId(3), InodeId(4)] {
+            progress.enter(id, Some(&branch));
+        }
+        progress.failed_at(InodeId(3), b"/d/3".to_vec(), failure());
+        progress.found(InodeId(4), 7);
+        progress.failed_at(InodeId(4), b"/d/4".to_vec(), failure());
+        progress.missed(Some(&branch), b"/d/5".to_vec(), failure());
+        progress.failed_besides(b"/".to_vec(), failure());
+        let counts = progress.update(JobId(1), None).counts;
+        assert_eq!((counts.files_done, counts.files_total, counts.errors), (2, 7, 5));
+        let (rows, _) = progress.directories();
+        let told: Vec<_> =
+            rows.iter().map(|row| (row.files_done, row.files_total, row.errors)).collect();
+        assert_eq!(told, [(2, 2, 0), (0, 4, 4)]);
     }
 
     #[test]

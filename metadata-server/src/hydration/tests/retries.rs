@@ -37,6 +37,7 @@ async fn a_retried_import_lists_what_failed_and_what_was_not_reached() {
     *world.server.troubles.unlistable.lock().unwrap() = unlistable;
     let first = world.job(JobKind::Import, "/data").await;
     assert_eq!((first.state, first.errors), (JobState::Failed, 1), "{:?}", first.failures);
+    assert_eq!((first.files_done, first.files_total), (4, 5), "b is not done");
 
     // What comes meanwhile is for the next import.
     world.put("a/new", b"new");
