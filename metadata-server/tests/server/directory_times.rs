@@ -1,5 +1,5 @@
-//! Directories that were imported with the time of their mark, and what becomes of them when they are
-//! gone from their bucket.
+//! Directories that were imported with the time of their mark, and what becomes of them when they
+//! are gone from their bucket.
 
 use millrace_metadata_server::{
     command::{

@@ -2,8 +2,8 @@
 //! what is on stable storage. When the power goes, what was not synced is lost, torn and reordered.
 //! It stops at any change.
 //!
-//! - **Bytes** are on stable storage when their file was synced. Of a write that was not, all, no or
-//!   any sectors are there after a loss of power, and each on its own; so is each new length.
+//! - **Bytes** are on stable storage when their file was synced. Of a write that was not, all, no
+//!   or any sectors are there after a loss of power, and each on its own; so is each new length.
 //! - **Names** are when their directory was synced. A rename is there as a whole or not at all. Of
 //!   the others some are there, in some order: POSIX promises no more ([`Keeping::Apart`]). File
 //!   systems with a journal keep the order, and any fsync, also that of a file, brings all names
