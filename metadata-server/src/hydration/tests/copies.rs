@@ -442,7 +442,7 @@ async fn a_manifest_of_one_place_takes_no_other_place() {
     let job = world.copy("/data/step", report()).await;
     assert_eq!((job.state, job.files_total), (JobState::Succeeded, 1), "{:?}", job.failures);
     assert_eq!(fs::read(other.object(".millrace-manifest.json")).unwrap(), manifest);
-    assert!(!other.object("optim").exists());
+    assert!(!other.object("optim/.millrace-manifest.json").exists());
     let fetch = FetchReport { caller: ROOT, id: job.id, offset: 0 };
     let lines = world.hydration.fetch_report(&fetch).await.unwrap().lines;
     let left_out = String::from_utf8(lines).unwrap().matches(r#""left out""#).count();

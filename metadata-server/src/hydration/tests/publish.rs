@@ -71,6 +71,10 @@ async fn a_manifest_names_every_object_of_a_directory_in_its_version() {
     assert_eq!(manifest(&world).unwrap()["files"], told["files"]);
     let size = fs::metadata(world.object(MANIFEST)).unwrap().len();
     assert_eq!(world.bucket.counters().bytes_sent() - sent, size, "nothing else was sent again");
+    // Also where the file is an older one than the object.
+    let job = publish(&world).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(manifest(&world).unwrap()["files"], told["files"]);
 }
 
 #[tokio::test]
