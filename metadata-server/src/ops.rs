@@ -40,6 +40,7 @@ pub mod directory;
 pub mod fsck;
 pub mod job;
 pub mod kept_change;
+mod last_name;
 pub mod lease;
 pub mod lock;
 pub mod lookup;

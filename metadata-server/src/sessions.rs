@@ -6,13 +6,15 @@
 //! be open until then is not given up. One that says that it has declared everything, or ends, is
 //! not waited for any more.
 //!
-//! Modules: [`expiry`] (leases), [`readers`] (opens for reading), [`declarations`] (who has not
-//! said yet what it holds).
+//! Modules: [`expiry`] (leases), [`readers`] (opens for reading), [`late_opens`] (opens of what has
+//! just lost its name), [`declarations`] (who has not said yet what it holds).
 
 pub mod declarations;
 pub mod expiry;
+pub mod late_opens;
 pub mod readers;
 
 pub use declarations::Declarations;
 pub use expiry::Expiry;
+pub use late_opens::LateOpens;
 pub use readers::Readers;

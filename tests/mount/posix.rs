@@ -6,10 +6,12 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, UNIX_EPOCH},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, anyhow, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
     program::run,
@@ -74,6 +76,44 @@ fn a_file_that_is_open_lives_on_after_its_last_name() -> Result<()> {
     assert!(read == pattern(100_000, 1));
     assert_eq!(file.metadata()?.nlink(), 0);
     Ok(())
+}
+
+#[test]
+fn a_name_that_is_replaced_all_the_time_can_always_be_opened() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (root, second) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&second)?;
+    let (name, new) = (root.join("name"), root.join("new"));
+    fs::write(&name, pattern(5000, 0))?;
+    let is_over = AtomicBool::new(false);
+    let read = |mount: &Path| -> Result<u64> {
+        let mut opens = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let bytes = fs::read(mount.join("name"))
+                .with_context(|| format!("open {opens} in {}", mount.display()))?;
+            let seed = u64::from_le_bytes(*bytes.first_chunk().context("it has bytes")?) >> 40;
+            ensure!(bytes == pattern(5000, seed), "neither the old file nor the new one");
+            opens += 1;
+        }
+        Ok(opens)
+    };
+    let replace = || -> Result<()> {
+        for seed in 1..=300 {
+            fs::write(&new, pattern(5000, seed))?;
+            fs::rename(&new, &name)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let readers = [&root, &root, &second].map(|mount| scope.spawn(move || read(mount)));
+        let replaced = replace();
+        is_over.store(true, Ordering::Relaxed);
+        for reader in readers {
+            let opens = reader.join().map_err(|_| anyhow!("a reader panicked"))??;
+            ensure!(opens > 0, "a reader has seen nothing");
+        }
+        replaced
+    })
 }
 
 #[test]

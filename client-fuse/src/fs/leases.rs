@@ -177,7 +177,7 @@ impl FileSystem {
         let note = self.names.note();
         self.settle(inode).await?;
         let request = |session| ShowInode { caller: caller.clone(), session, inode };
-        let shown = self.ask_as_session(request).await?;
+        let shown = self.ask_about(inode, request).await?;
         let reply = self.with_reads(shown.reply);
         self.keep(&reply.attributes, shown.lease, note);
         Ok((reply, shown.lease.map(|key| Lease::of(key, note))))
@@ -263,23 +263,30 @@ impl FileSystem {
         self.end_change(result.map(|(reply, _)| reply)).await
     }
 
-    /// As [`Self::change_or_leave`], of an open for writing that cuts nothing: whoever syncs the
-    /// inode misses nothing where it is lost.
+    /// As [`Self::change_or_leave`], of an open that cuts nothing: whoever syncs the inode misses
+    /// nothing where it is lost. Its attributes are `changed` by one for writing.
     ///
     /// # Errors
     /// As [`crate::cluster::Cluster::change`].
     pub(super) async fn change_opens<R>(
         &self,
         make: impl Fn(Operation) -> R,
-        inode: Option<InodeId>,
+        inode: InodeId,
+        changed: Option<InodeId>,
     ) -> Result<R::Reply, Unmade>
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        let changing = self.changing(&[], inode);
+        let changing = self.changing(&[], changed);
         self.before_change(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
         drop(changing);
+        if let Err(unmade) = &result
+            && unmade.failure.kind == ErrorKind::Stale
+        {
+            self.handle_gone(inode);
+            return result.map(|(reply, _)| reply);
+        }
         self.end_change(result.map(|(reply, _)| reply)).await
     }
 
@@ -420,12 +427,23 @@ impl FileSystem {
     pub(super) async fn handle_unmade(&self, failure: &Failure) {
         match failure.kind {
             ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => self.names.suspend(),
-            // What was known of some inode is wrong; or the session has ended, for which nothing
-            // is executed any more.
-            ErrorKind::Stale | ErrorKind::SessionGone => self.names.forget_all(),
+            // What was known of some inode is wrong. The kernel begins anew and asks for every name
+            // on the way, whatever it may keep. That attempt is its last one, and must not wait:
+            // who has replaced a file may do so again meanwhile.
+            ErrorKind::Stale => return self.names.forget_all(),
+            // Nothing is executed for it any more.
+            ErrorKind::SessionGone => self.names.forget_all(),
             _ => return,
         }
         self.kernel.take_back(&[Recall::Everything]).await;
+    }
+
+    /// An inode is gone. If that is known here, as it is where its last name was removed while it
+    /// was asked for, all else stands.
+    fn handle_gone(&self, inode: InodeId) {
+        if self.names.attributes(inode).is_some() {
+            self.names.forget_all();
+        }
     }
 
     /// Asks in the name of the session; of another one if that has ended.
@@ -433,13 +451,35 @@ impl FileSystem {
         &self,
         request: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply, Failure> {
+        let answer = self.ask_in_session(request).await;
+        answer.inspect_err(|failure| {
+            if failure.kind == ErrorKind::Stale {
+                self.names.forget_all();
+            }
+        })
+    }
+
+    /// The same about one inode.
+    pub(super) async fn ask_about<R: Request + Sync>(
+        &self,
+        inode: InodeId,
+        request: impl Fn(SessionId) -> R,
+    ) -> Result<R::Reply, Failure> {
+        let answer = self.ask_in_session(request).await;
+        answer.inspect_err(|failure| {
+            if failure.kind == ErrorKind::Stale {
+                self.handle_gone(inode);
+            }
+        })
+    }
+
+    async fn ask_in_session<R: Request + Sync>(
+        &self,
+        request: impl Fn(SessionId) -> R,
+    ) -> Result<R::Reply, Failure> {
         for _ in 0..SESSIONS_MAX {
             match self.cluster.ask(&request(self.cluster.session())).await {
                 Err(failure) if failure.kind == ErrorKind::SessionGone => {}
-                Err(failure) if failure.kind == ErrorKind::Stale => {
-                    self.names.forget_all();
-                    return Err(failure);
-                }
                 answer => return answer,
             }
         }

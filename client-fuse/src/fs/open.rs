@@ -108,7 +108,7 @@ impl FileSystem {
         let (viewed, whole) = (self.names.note(), self.files.whole(inode));
         let opened = match truncate {
             true => self.change_or_leave(self.changing(&[], changed), request).await,
-            false => self.change_opens(request, changed).await,
+            false => self.change_opens(request, inode, changed).await,
         };
         let reply = opened.map_err(|unmade| match mode {
             OpenMode::Read => self.take_back(unmade, mode, opened_before(&caller, inode)),

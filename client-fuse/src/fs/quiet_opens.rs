@@ -202,7 +202,7 @@ impl FileSystem {
         let (note, entries_max) = (self.names.note(), wanted.entries);
         let request =
             |session| ShowContents { caller: caller.clone(), session, inode, entries_max };
-        match self.ask_as_session(request).await {
+        match self.ask_about(inode, request).await {
             Ok(shown) => {
                 let shown = self.with_reads(shown);
                 let lease = Lease::of(shown.directory, note);

@@ -404,7 +404,7 @@ impl Core {
         // What fails, with a full disk above all, keeps nothing else from being done.
         let ended = self.end_dead_sessions();
         self.leases.end_idle_delegations(self.now());
-        let declared = self.end_declaring();
+        let declared = self.end_reading();
         self.poll_snapshot();
         let rotated = self.rotate_key(self.now());
         ended.and(declared).and(rotated)

@@ -11,12 +11,12 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, LogIndex, SessionId}
 use tokio::sync::watch;
 
 use super::{
-    Client, Step, broken, contents::with_capability, find as find_entry, need_fresh, need_listing,
-    need_name, need_told, read,
+    Client, Step, broken, contents::with_capability, find as find_entry, last_name::enter_found,
+    need_fresh, need_listing, need_name, need_told, read,
 };
 use crate::{
     apply,
-    command::Command,
+    command::{Command, Opener},
     engine::Core,
     leases::{Holding, key_of, touched::writers},
     namespace::{
@@ -88,7 +88,8 @@ pub fn show(
     request: &ShowInode,
 ) -> Result<Step<ShownInode>, Failure> {
     client.own_session(core, request.session)?;
-    let inode = client.enter(core, request.inode)?;
+    let looking = Opener { session: request.session, inode: request.inode };
+    let inode = enter_found(core, client, looking)?;
     let (reply, lease) = keep(core, client, request.session, &inode)?;
     Ok(Step::Done(ShownInode { reply, lease }))
 }

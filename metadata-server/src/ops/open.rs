@@ -7,7 +7,8 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
 use super::{
-    Client, Need, Step, is_regular, need_spill, needs_trim, read, show, show_again, writes,
+    Client, Need, Step, is_regular, last_name::enter_found, need_spill, needs_trim, read, show,
+    show_again, writes,
 };
 use crate::{
     command::{Command, OpenWrite, Opener},
@@ -21,8 +22,11 @@ use crate::{
 /// As POSIX has it for open.
 pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<InodeReply>, Failure> {
     client.own(core, request.operation)?;
-    let inode = client.enter(core, request.inode)?;
     let session = request.operation.session;
+    let inode = match request.reopen {
+        true => client.enter(core, request.inode)?,
+        false => enter_found(core, client, Opener { session, inode: request.inode })?,
+    };
     if request.mode == OpenMode::Read && !request.truncate {
         if !is_regular(&inode) {
             return Err(ErrorKind::InvalidArgument.into());
@@ -88,6 +92,8 @@ pub fn close(core: &mut Core, client: &Client, request: &Close) -> Result<Step<D
             let gone = core.readers.handle_close(request.operation, request.inode)?;
             // What it has not told again after a restart is looked for when it had time to.
             let gone = gone && !core.readers.is_undeclared(session);
+            // What stays for a moment is dropped when that is over.
+            let gone = gone && !core.readers.late.is_kept(request.inode, session);
             let record: Option<OpenRecord> = read(core, &keys::open(request.inode, session))?;
             if gone && record.is_some_and(|record| record.reads) {
                 core.execute(None, Command::DropReader(opener))?;

@@ -3,7 +3,7 @@
 use millrace_protocol::{metadata::Remove, session::Done};
 use millrace_types::Failure;
 
-use super::{Client, Step, broken, is_repeated, need_listing, need_name};
+use super::{Client, Step, broken, is_repeated, last_name::Losing, need_listing, need_name};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -22,7 +22,7 @@ pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step
     let parent = client.enter(core, request.parent)?;
     let entry = tree::entry(core.view(), parent.id, &request.name);
     let entry = entry.map_err(|error| broken(core, error))?;
-    let mut readers = Vec::new();
+    let mut losing = None;
     match entry {
         Some(entry) => {
             let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
@@ -35,9 +35,7 @@ pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step
                 // Whether it is empty tells of them.
                 core.note_names_told(inode.id);
             }
-            if inode.links == 1 {
-                readers = core.readers.of(inode.id);
-            }
+            losing = Losing::of(core, &inode, (parent.id, &request.name));
         }
         None => {
             if let Some(need) = need_name(client, &parent, &request.name) {
@@ -50,9 +48,12 @@ pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step
         parent: parent.id,
         name: request.name.clone(),
         directory: request.directory,
-        readers,
+        readers: losing.as_ref().map(Losing::readers).unwrap_or_default(),
     });
     core.execute(Some(request.operation), command)?;
+    if let Some(losing) = losing {
+        losing.handle_lost(core);
+    }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
 }

@@ -1,9 +1,12 @@
 //! Moves names.
 
-use millrace_protocol::{metadata::Rename, session::Done};
+use millrace_protocol::{
+    metadata::{Rename, RenameMode},
+    session::Done,
+};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
-use super::{Client, Need, Step, broken, is_repeated, need_listing, need_name};
+use super::{Client, Need, Step, broken, is_repeated, last_name::Losing, need_listing, need_name};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -34,14 +37,14 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
         check_depth(core, &source)?;
         check_depth(core, &target)?;
     }
-    let mut readers = Vec::new();
+    let mut losing = None;
     if let Some(replaced) = replaced {
         core.note_names_told(replaced.id);
         if let Some(need) = need_listing(client, &replaced) {
             return Ok(Step::Need(need));
         }
-        if replaced.links == 1 {
-            readers = core.readers.of(replaced.id);
+        if request.mode == RenameMode::Replace {
+            losing = Losing::of(core, &replaced, (target.id, &request.target_name));
         }
     }
     core.note_name_told(target.id, &request.target_name);
@@ -52,9 +55,12 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
         target_parent: parent(&target),
         target_name: request.target_name.clone(),
         mode: request.mode,
-        readers,
+        readers: losing.as_ref().map(Losing::readers).unwrap_or_default(),
     });
     core.execute(Some(request.operation), command)?;
+    if let Some(losing) = losing {
+        losing.handle_lost(core);
+    }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
 }

@@ -5,9 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use millrace_protocol::session::Operation;
 use millrace_types::{ErrorKind, InodeId, SessionId};
 
+use super::LateOpens;
+
 /// Opens for reading of all sessions.
 #[derive(Debug, Default)]
 pub struct Readers {
+    /// Opens that come too late, and what stays for them.
+    pub late: LateOpens,
     by_inode: HashMap<InodeId, BTreeMap<SessionId, u32>>,
     by_session: HashMap<SessionId, SessionReads>,
     /// Pairs of a session and an inode.
@@ -110,6 +114,7 @@ impl Readers {
     /// The session has ended.
     pub fn handle_end(&mut self, session: SessionId) {
         self.handle_told(session);
+        self.late.handle_end(session);
         let Some(reads) = self.by_session.remove(&session) else {
             return;
         };

@@ -165,8 +165,31 @@ impl Core {
         Ok(())
     }
 
+    /// Lets go of what nobody reads, and did not go at once because somebody might.
+    pub(super) fn end_reading(&mut self) -> Result<(), Failure> {
+        let declared = self.end_declaring();
+        declared.and(self.drop_late())
+    }
+
+    /// Lets go of some of what has stayed for long enough for opens that were under way; called
+    /// again, this goes on.
+    fn drop_late(&mut self) -> Result<(), Failure> {
+        let over = self.readers.late.over(self.now());
+        if over.is_empty() || !self.room.is_enough_for_ends() {
+            return Ok(());
+        }
+        for (inode, session) in over.into_iter().take(OPENS_A_LOOK) {
+            // What is open is dropped with its close.
+            if !self.readers.is_reading(session, inode) {
+                self.execute(None, Command::DropReader(Opener { session, inode }))?;
+            }
+            self.readers.late.handle_over(inode, session);
+        }
+        Ok(())
+    }
+
     /// Lets go of those who had time to declare after a restart and did not.
-    pub(super) fn end_declaring(&mut self) -> Result<(), Failure> {
+    fn end_declaring(&mut self) -> Result<(), Failure> {
         let now = self.look().now;
         // An older client does not say when it has come to the end of what it reads, and others may
         // not get to it. So they have as long as others wait for them.

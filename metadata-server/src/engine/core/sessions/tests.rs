@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_protocol::{
     lock::{Lock, LockSpace},
-    metadata::NewNode,
+    metadata::{Close, NewNode, Open, OpenMode, Rename, RenameMode},
     session::{AllTold, Caller, Operation, RenewTicket, Role},
 };
 use millrace_runtime::{Clock, Random, VirtualTime};
@@ -18,7 +18,7 @@ use crate::{
         room::Room,
         startup::{EngineSettings, StoreKind, open},
     },
-    ops::{self, Client},
+    ops::{self, Client, Step},
     sessions::Readers,
     store::records::TrimRecord,
 };
@@ -33,6 +33,8 @@ struct World {
     core: Core,
     time: VirtualTime,
     sessions: Vec<SessionId>,
+    /// Requests with numbers of their own so far.
+    requests: u64,
     dir: TempDir,
 }
 
@@ -60,7 +62,7 @@ impl World {
         };
         let mut core = open(settings).unwrap();
         core.tick().unwrap();
-        Self { core, time, sessions: Vec::new(), dir }
+        Self { core, time, sessions: Vec::new(), requests: 0, dir }
     }
 
     fn open(&mut self, nonce: u64) -> SessionId {
@@ -155,10 +157,72 @@ impl World {
         (0..count).map(one).collect()
     }
 
+    fn operation(&mut self, session: SessionId) -> Operation {
+        self.requests += 1;
+        Operation { session, sequence: self.requests, lowest_pending: self.requests }
+    }
+
+    /// A new file takes the place of whatever was called `name`.
+    fn replace(&mut self, session: SessionId) -> InodeId {
+        let [new, name] = [&b"new"[..], b"name"].map(|name| FileName::parse(name).unwrap());
+        let inode = self.core.new_inode_id().unwrap();
+        let create = Create {
+            caller: Caller::ROOT,
+            parent: InodeId::ROOT,
+            name: new.clone(),
+            node: NewNode::Regular,
+            mode: 0o600,
+            inode,
+            seed: 0,
+            open: None,
+            exclusive: true,
+        };
+        self.core.execute(None, Command::Create(create)).unwrap();
+        let rename = Rename {
+            caller: Caller::ROOT,
+            operation: self.operation(session),
+            source_parent: InodeId::ROOT,
+            source_name: new,
+            target_parent: InodeId::ROOT,
+            target_name: name,
+            mode: RenameMode::Replace,
+        };
+        let renamed = ops::rename::rename(&mut self.core, &client(), &rename).unwrap();
+        assert!(matches!(renamed, Step::Done(_)), "nobody is waited for");
+        inode
+    }
+
+    fn open_file(&mut self, client: &Client, session: SessionId, inode: InodeId) -> Opened {
+        let request = Open {
+            caller: Caller::ROOT,
+            operation: self.operation(session),
+            inode,
+            mode: OpenMode::Read,
+            truncate: false,
+            reopen: false,
+        };
+        match ops::open::open(&mut self.core, client, &request) {
+            Ok(step) => {
+                assert!(matches!(step, Step::Done(_)), "nobody is waited for");
+                Ok(())
+            }
+            Err(failure) => Err(failure.kind),
+        }
+    }
+
+    fn close_file(&mut self, session: SessionId, inode: InodeId) {
+        let operation = self.operation(session);
+        let request = Close { operation, inode, mode: OpenMode::Read };
+        assert!(ops::open::close(&mut self.core, &client(), &request).is_ok());
+    }
+
     fn is_there(&self, inode: InodeId) -> bool {
         tree::find(self.core.view(), inode).unwrap().is_some()
     }
 }
+
+/// What comes of an open.
+type Opened = Result<(), ErrorKind>;
 
 #[test]
 fn a_session_that_holds_others_up_gets_no_ticket_and_ends_with_its_last_one() {
@@ -409,4 +473,71 @@ fn what_was_not_declared_is_dropped_when_the_disk_has_room_again() {
     world.pass(1);
     assert!(!world.is_there(inode) && !world.core.readers.is_declaring());
     assert_eq!(world.renew(session), Ok(()), "it lives");
+}
+
+#[test]
+fn an_open_that_comes_too_late_does_so_once_under_a_name_and_then_has_the_file_that_it_saw() {
+    let mut world = World::new();
+    world.register_target();
+    let [reader, writer] = [1, 2].map(|nonce| world.open(nonce));
+    let seen: Vec<_> = (0..4).map(|_| world.replace(writer)).collect();
+    assert!(!world.is_there(seen[0]), "nobody has missed anything yet");
+    assert_eq!(world.open_file(&client(), reader, seen[2]), Err(ErrorKind::Stale));
+    let late = seen[3];
+    let next = world.replace(writer);
+    // Twice, as two programs do: the first one's close does not take it away from the second.
+    for _ in 0..2 {
+        assert_eq!(world.open_file(&client(), reader, late), Ok(()));
+        world.close_file(reader, late);
+    }
+    assert_eq!(world.open_file(&client(), reader, late), Ok(()));
+    world.pass(1);
+    assert!(world.is_there(late), "it is open");
+    world.close_file(reader, late);
+    assert!(!world.is_there(late) && world.is_there(next));
+    // Of the one that nobody opens nothing is left either.
+    world.replace(writer);
+    assert!(world.is_there(next));
+    world.set_room(false);
+    world.pass(2);
+    assert!(world.is_there(next), "a full disk puts it off");
+    world.set_room(true);
+    world.pass(1);
+    assert!(!world.is_there(next));
+}
+
+#[test]
+fn what_is_removed_stays_for_who_has_missed_its_name_and_not_for_a_session_that_ended() {
+    let mut world = World::new();
+    world.register_target();
+    let [reader, writer] = [1, 2].map(|nonce| world.open(nonce));
+    let first = world.replace(writer);
+    let second = world.replace(writer);
+    assert_eq!(world.open_file(&client(), reader, first), Err(ErrorKind::Stale));
+    let remove = millrace_protocol::metadata::Remove {
+        caller: Caller::ROOT,
+        operation: world.operation(writer),
+        parent: InodeId::ROOT,
+        name: FileName::parse(b"name").unwrap(),
+        directory: false,
+    };
+    ops::remove::remove(&mut world.core, &client(), &remove).unwrap();
+    assert!(world.is_there(second));
+    assert!(world.core.end_session(reader).unwrap());
+    assert!(!world.is_there(second), "nobody else is waited for");
+    let third = world.replace(writer);
+    world.replace(writer);
+    assert!(!world.is_there(third));
+}
+
+#[test]
+fn for_a_client_that_is_restricted_to_a_directory_nothing_is_kept() {
+    let mut world = World::new();
+    world.register_target();
+    let [reader, writer] = [1, 2].map(|nonce| world.open(nonce));
+    let [first, second] = [(); 2].map(|()| world.replace(writer));
+    let restricted = Client { subtree: Some(Vec::new()), ..client() };
+    assert_eq!(world.open_file(&restricted, reader, first), Err(ErrorKind::Stale));
+    world.replace(writer);
+    assert!(!world.is_there(second), "it could lie outside, where the client sees nothing");
 }
