@@ -483,6 +483,41 @@ fn local_locks_stay_within_a_host() -> Result<()> {
 }
 
 #[test]
+fn a_lock_is_gone_when_the_last_close_has_returned() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("closed");
+    fs::write(&path, "bytes")?;
+    let mut close = Command::new("python3");
+    let held = finish(close.args(["-c", CLOSE]).arg(&path), PATIENCE)?.ok()?;
+    assert_eq!(held, "flock 0\nopen file description 0\n");
+    Ok(())
+}
+
+/// Locks and closes 150 times, and counts how often the lock is there still for another open file.
+const CLOSE: &str = "
+import fcntl, os, struct, sys
+def flock(file):
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def ofd(file):
+    fcntl.fcntl(file, 37, struct.pack('@hhqqi0q', fcntl.F_WRLCK, 0, 0, 0, 0))
+for name, lock in (('flock', flock), ('open file description', ofd)):
+    held = 0
+    for _ in range(150):
+        other = os.open(sys.argv[1], os.O_RDWR)
+        file = os.open(sys.argv[1], os.O_RDWR)
+        lock(file)
+        copy = os.dup(file)
+        os.close(file)
+        os.close(copy)
+        try:
+            lock(other)
+        except BlockingIOError:
+            held += 1
+        os.close(other)
+    print(name, held)
+";
+
+#[test]
 fn a_counter_that_four_processes_on_two_hosts_raise_is_right_at_the_end() -> Result<()> {
     let cluster = Cluster::start(Wish::default())?;
     let second = cluster.mount_named("second");

@@ -2,7 +2,7 @@
 //!
 //! The metadata server decides. What it has answered is kept here ([`held`]), because a server that
 //! was restarted has to be told, and so has a program that has lost its locks with the session.
-//! Waits are watched together ([`waits`]).
+//! Waits are watched together ([`waits`]); closes that are under way are waited for ([`closing`]).
 //!
 //! A lock makes shared files coherent, as on NFS: before a lock for writing is given up, what was
 //! written is stored and committed; before a lock is said to be taken, the file's attributes, what
@@ -37,6 +37,7 @@ use waits::{Wait, Waits};
 pub(crate) use held::Key;
 
 mod appends;
+mod closing;
 mod held;
 mod waits;
 
@@ -113,6 +114,12 @@ impl FileSystem {
         // Whoever holds nothing is nobody to the server.
         let owner = self.locks.held.present(Asker::of(&lock));
         let lock = owner.map_or(Lock { owner: 0, ..lock }, |owner| owner.names(lock));
+        let has_others = self.locks.held.has_others(Key::of(&lock));
+        let found = self.cluster.test_lock(lock).await?;
+        if found.is_none() || !has_others {
+            return Ok(found);
+        }
+        self.closes_end(Key::of(&lock)).await;
         self.cluster.test_lock(lock).await
     }
 
@@ -144,7 +151,15 @@ impl FileSystem {
         loop {
             let owner = self.locks.held.asking(asker, number, self.cluster.session());
             let lock = owner.key().names(lock);
-            self.ask_for(&owner, (number, &handle), lock, wait, interest).await?;
+            let has_others = !wait && self.locks.held.has_others(owner.key());
+            let asked = self.ask_for(&owner, (number, &handle), lock, wait, interest).await;
+            match asked {
+                Err(failure) if failure.kind == ErrorKind::Locked && has_others => {
+                    self.closes_end(owner.key()).await;
+                    self.ask_for(&owner, (number, &handle), lock, wait, interest).await?;
+                }
+                asked => asked?,
+            }
             if self.locks.held.present(asker) == Some(owner.key()) || interest.is_gone() {
                 return Ok(());
             }

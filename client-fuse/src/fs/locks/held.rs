@@ -19,7 +19,7 @@ use millrace_protocol::{
     session::Held,
 };
 use millrace_types::{HeldRanges, InodeId, LockKind, LockRange, SessionId};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 /// Owners that hold something, or ask.
 #[derive(Debug, Default)]
@@ -27,6 +27,8 @@ pub(crate) struct HeldLocks {
     owners: Mutex<Owners>,
     /// Files whose ranges were locked here, while the kernel knows them.
     ranged: Mutex<HashSet<InodeId>>,
+    /// One of the owners is forgotten.
+    forgotten: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -229,6 +231,32 @@ impl HeldLocks {
         owners.by_key.range(first..).next().is_some_and(|(key, _)| key.inode == inode)
     }
 
+    /// Whether the server may know of locks of this kind that others here have on the file.
+    pub(crate) fn has_others(&self, of: Key) -> bool {
+        let owners = lock(&self.owners);
+        owners.of_file(of).any(|owner| owner.key != of)
+    }
+
+    /// Whether some of those have left the file, and what they had has not ended yet.
+    pub(crate) fn has_left(&self, of: Key) -> bool {
+        let owners = lock(&self.owners);
+        owners.of_file(of).any(|owner| {
+            let present = owner.asker.map(|asker| owners.present.get(&asker));
+            owner.key != of && present.is_some_and(|present| present != Some(&owner.key))
+        })
+    }
+
+    /// Returns when none have. May be dropped at its await.
+    pub(crate) async fn until_ended(&self, of: Key) {
+        loop {
+            let forgotten = self.forgotten.notified();
+            if !self.has_left(of) {
+                return;
+            }
+            forgotten.await;
+        }
+    }
+
     /// The kernel has forgotten the inode.
     pub(crate) fn forget(&self, inode: InodeId) {
         lock(&self.ranged).remove(&inode);
@@ -265,6 +293,12 @@ impl HeldLocks {
 }
 
 impl Owners {
+    /// Owners of locks on the same file, of the same kind.
+    fn of_file(&self, of: Key) -> impl Iterator<Item = &Owner> {
+        let all = Key { owner: 0, ..of }..=Key { owner: u64::MAX, ..of };
+        self.by_key.range(all).map(|(_, owner)| &**owner)
+    }
+
     /// As whom `asker` asks now: as before, if it holds something or asks already.
     fn present(&mut self, asker: Asker) -> Key {
         if let Some(&key) = self.present.get(&asker) {
@@ -418,6 +452,8 @@ impl Drop for Asking {
         };
         if owners.by_key.get(&key).is_some_and(idle) {
             owners.forget(key);
+            drop(owners);
+            self.all.forgotten.notify_waiters();
         }
     }
 }
