@@ -87,7 +87,7 @@ impl Issuer {
             .with_single_cert(vec![certificate.der().clone()], private)?;
         let tls = Arc::new(tls);
         let shared = Arc::new(Shared { state: Mutex::default(), ended: AtomicBool::new(false) });
-        let metadata = listen(&shared, |stream, shared| serve::metadata(stream, shared))?;
+        let metadata = listen(&shared, serve::metadata)?;
         let sts = listen(&shared, move |stream, shared| serve::sts(stream, &tls, shared))?;
         Ok(Self { metadata, sts, certificate: certificate.pem(), shared })
     }

@@ -46,6 +46,7 @@ async fn obey(endpoint: &str) {
         Settings { retries_max: 1, check_timeout: Duration::from_secs(5), ..Settings::default() };
     let spec = LinkSpec::new("s3://data", Some(endpoint), Some("us-east-1"), None).unwrap();
     let bucket = Bucket::open(&spec, &settings).unwrap();
+    let mut answers = io::stdout();
     for line in io::stdin().lines() {
         let (word, key) = line.as_ref().unwrap().split_once(' ').unwrap();
         let done = match word {
@@ -56,7 +57,7 @@ async fn obey(endpoint: &str) {
         };
         let said =
             done.map_or_else(|error| format!("{:?}: {error}", error.kind()), |()| "done".into());
-        writeln!(io::stdout(), "{ANSWER}{said}").unwrap();
+        writeln!(answers, "{ANSWER}{said}").unwrap();
     }
 }
 

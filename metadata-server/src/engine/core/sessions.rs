@@ -167,8 +167,8 @@ impl Core {
 
     /// Lets go of what nobody reads, and did not go at once because somebody might.
     pub(super) fn end_reading(&mut self) -> Result<(), Failure> {
-        let declared = self.end_declaring();
-        declared.and(self.drop_late())
+        let (declared, late) = (self.end_declaring(), self.drop_late());
+        declared.and(late)
     }
 
     /// Lets go of some of what has stayed for long enough for opens that were under way; called
