@@ -113,6 +113,25 @@ async fn a_file_that_was_changed_here_stays_and_what_is_below_its_name_is_left_o
 }
 
 #[tokio::test]
+async fn a_file_beside_a_directory_of_its_name_goes_with_its_object_and_the_directory_comes() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/a", b"written here").await;
+    world.export("/data/a").await;
+    world.job(JobKind::Import, "/data").await;
+    let file = world.find("/data/a").await.unwrap();
+    assert_eq!(world.state("/data/a").await, ObjectState::Exported);
+
+    std::fs::remove_file(world.object("a")).unwrap();
+    world.put("a/b", b"below");
+    world.job(JobKind::Import, "/data").await;
+    let directory = world.find("/data/a").await.unwrap();
+    assert_eq!((directory.kind, directory.id == file.id), (FileKind::Directory, false));
+    assert!(show(&world, &ROOT, "/data").await.unwrap().directories.is_empty());
+    world.job(JobKind::Import, "/data").await;
+    assert_eq!(world.find("/data/a/b").await.unwrap().size, 5);
+}
+
+#[tokio::test]
 async fn what_listings_leave_out_is_told_to_the_owner_and_in_the_report_of_an_import() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.put("set/good", b"12345");
