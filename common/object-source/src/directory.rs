@@ -228,6 +228,14 @@ impl Directory {
         self.within(timeout, work).await
     }
 
+    /// Finds out whether the directory is there, and the one that it was.
+    pub(crate) async fn answers(&self, timeout: Duration) -> Result<(), Error> {
+        match self.within(timeout, Tree::check_known).await {
+            Err(error @ (Error::NoBucket { .. } | Error::Unavailable { .. })) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     async fn within<T: Send + 'static>(
         &self,
         timeout: Duration,

@@ -167,6 +167,28 @@ pub(crate) async fn try_out<B: Attempts>(
     })?
 }
 
+/// Asks for a page of a listing once, within [`Settings::check_timeout`] with the credentials for it:
+/// who gives these is a part of the bucket to whoever waits for that.
+///
+/// # Errors
+/// [`Error::Unavailable`], [`Error::Busy`] when there is no answer, or one that says: later. Any
+/// other answer is one.
+pub(crate) async fn answers<B: Attempts>(bucket: &B, prefix: &str) -> Result<(), Error> {
+    let timeout = bucket.settings().check_timeout;
+    let asked = async {
+        bucket.try_credentials().await?;
+        bucket.try_list(prefix).await.map(drop)
+    };
+    let asked = tokio::time::timeout(timeout, asked).await.unwrap_or_else(|_| {
+        let (endpoint, seconds) = (bucket.endpoint(), timeout.as_secs());
+        Err(Error::unavailable(format!("no answer of {endpoint} within {seconds} s")))
+    });
+    match asked {
+        Err(error @ (Error::Unavailable { .. } | Error::Busy { .. })) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 async fn steps<B: Attempts>(bucket: &B, prefix: &str, trial: Trial) -> Result<Vec<Untried>, Error> {
     let listed = bucket.try_list(prefix).await?;
     let mut untried = Vec::new();

@@ -133,15 +133,8 @@ impl Tree {
         if known == Some(found) {
             return Ok(root);
         }
+        self.check_same(found)?;
         let path = self.root.display();
-        if known.is_some_and(|known| known.inode != found.inode) {
-            return Err(Error::NoBucket {
-                message: format!(
-                    "another directory than before is at {path}: mount what was there, or restart \
-                     this daemon if it is right"
-                ),
-            });
-        }
         if is_empty(&root).map_err(failed)? {
             return Err(Error::NoBucket {
                 message: format!(
@@ -152,6 +145,25 @@ impl Tree {
         }
         *self.known() = Some(found);
         Ok(root)
+    }
+
+    /// Refuses a root that is not there, or is another directory than the known one.
+    pub(super) fn check_known(&self) -> Result<(), Error> {
+        let root = self.open_root()?;
+        let found = Identity::of(&root).map_err(|error| self.io_error(&error.into(), ""))?;
+        self.check_same(found)
+    }
+
+    fn check_same(&self, found: Identity) -> Result<(), Error> {
+        if self.known().is_none_or(|known| known.inode == found.inode) {
+            return Ok(());
+        }
+        let path = self.root.display();
+        let message = format!(
+            "another directory than before is at {path}: mount what was there, or restart this \
+             daemon if it is right"
+        );
+        Err(Error::NoBucket { message })
     }
 
     fn known(&self) -> MutexGuard<'_, Option<Identity>> {

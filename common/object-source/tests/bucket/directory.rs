@@ -191,13 +191,16 @@ async fn where_nothing_is_mounted_nothing_is_gone() {
     let mount = Mount::new();
     let bucket = open(&mount.root());
     let tag = bucket.look("one").await.unwrap().unwrap().version.tag;
+    bucket.answers("sub/").await.unwrap();
     mount.unmount();
     says_that_nothing_is_gone(&bucket, &tag, "another directory").await;
+    assert!(matches!(bucket.answers("").await, Err(Error::NoBucket { .. })), "it is away");
     // Nor if somebody has put something there, which is seen.
     fs::write(mount.root().join("stray"), b"").unwrap();
     assert!(bucket.look("stray").await.unwrap().is_some());
     says_that_nothing_is_gone(&bucket, &tag, "another directory").await;
     mount.mount();
+    bucket.answers("").await.unwrap();
     assert!(!bucket.is_gone_below("sub/").await.unwrap());
     fs::remove_file(mount.root().join("two")).unwrap();
     assert_eq!(bucket.look("two").await.unwrap(), None);

@@ -52,6 +52,7 @@ async fn obey(endpoint: &str) {
         let done = match word {
             "work" => work(&bucket, key).await,
             "check" => bucket.check("", true).await,
+            "answers" => bucket.answers("").await,
             "read" => bucket.head(key).await.map(drop),
             other => panic!("no such word: {other}"),
         };
@@ -217,6 +218,12 @@ fn keys_are_taken_missed_and_renewed(service: Service, test: &str) {
     world.is_told(Trouble::Unknown, "BucketDenied", refused, &secrets);
     world.is_told(Trouble::Garbage, "BucketDenied", "what it answers is none", &secrets);
     world.is_told(Trouble::Silence, "BucketDenied", "no credentials within 5 s from", &secrets);
+    // To whoever waits for the bucket it is away until there are keys again.
+    world.issuer.fail(Some(Trouble::Silence));
+    let said = world.user.ask("answers", "");
+    assert!(said.starts_with("BucketUnavailable: no answer of "), "{said}");
+    world.issuer.fail(None);
+    assert_eq!(world.user.ask("answers", ""), "done");
 
     // What is given next counts for each request from now on, and for an hour.
     let second = world.server.temporary_keys().unwrap();

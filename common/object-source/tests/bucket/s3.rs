@@ -127,6 +127,10 @@ async fn refusals(settings: &Settings, endpoint: &str) {
     let error = open(settings, endpoint, "nowhere", "writer").check("", false).await.unwrap_err();
     assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
     assert!(error.to_string().contains("nowhere"), "{error}");
+    // All of that are answers.
+    for (bucket, who) in [("data", "writer"), ("data", "wrong-secret"), ("nowhere", "writer")] {
+        assert_eq!(open(settings, endpoint, bucket, who).answers("some/").await, Ok(()), "{who}");
+    }
 }
 
 #[tokio::test]
@@ -136,6 +140,8 @@ async fn a_server_that_is_not_there_is_told_in_words() {
     let (_socket, endpoint) = refusing();
     let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("connection refused"), "{error}");
+    let error = open(&settings, &endpoint, "data", "writer").answers("").await.unwrap_err();
     assert!(error.to_string().contains("connection refused"), "{error}");
     let name = "http://no-such-host.invalid";
     let error = open(&settings, name, "data", "writer").check("", false).await.unwrap_err();
@@ -150,6 +156,8 @@ async fn a_silent_server_is_given_up() {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
     assert!(error.to_string().contains("no answer within"), "{error}");
+    let error = open(&settings, &endpoint, "data", "writer").answers("").await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -171,6 +179,8 @@ async fn what_answers_but_is_no_bucket_is_told_in_words() {
     let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("malformed"), "{error}");
+    let away = open(&settings, &endpoint, "data", "writer").answers("").await;
+    assert!(matches!(away, Err(Error::Unavailable { .. })), "{away:?}");
     server.abort();
 }
 
