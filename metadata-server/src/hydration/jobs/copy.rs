@@ -63,7 +63,7 @@ const DEPTH_MAX: usize = 1024;
 
 /// The place that a job's files go to.
 pub(super) struct Elsewhere {
-    bucket: cluster::Bucket,
+    pub(super) bucket: cluster::Bucket,
     pub(super) open: Arc<Bucket>,
     spec: LinkSpec,
     overwrite: bool,
@@ -129,8 +129,9 @@ pub(super) async fn check<E: Environment>(
         && overlap(&spec_of(&own)?, &spec)
     {
         let words = format!(
-            "{} is the link's own bucket and prefix: export without --to, if the link exports",
-            destination.bucket.url
+            "{} has keys in common with {}, which the directory is linked to: name another place, \
+             or export without --to, if the link exports",
+            destination.bucket.url, own.url
         );
         return Err(Failure::new(ErrorKind::InvalidArgument, words));
     }
@@ -268,8 +269,8 @@ async fn one<E: Environment>(
         }
         let condition = match standing {
             Standing::Same(object) => {
-                context.progress.moved(id, if counts { size } else { 0 });
                 uploads::end(context.environment, to, context.job.job.id, &source).await?;
+                context.progress.moved(id, if counts { size } else { 0 });
                 to.remember(&source, &object);
                 let sent = match counts {
                     true => file_export::Sent::Before(size),
@@ -560,21 +561,28 @@ async fn directory<E: Environment>(
     to: &Elsewhere,
     inode: &Inode,
 ) -> Result<Counted, Failure> {
+    let Some(prefix) = mark_of(context, to, inode).await? else { return Ok(Counted::No) };
+    context.progress.found(inode.id, 0);
+    to.open.mark_directory(&prefix, &attributes(inode).to_metadata(None)?).await?;
+    Ok(Counted::Yes { sent: file_export::Sent::Nothing })
+}
+
+/// Where the mark of a directory belongs, if it needs one.
+pub(super) async fn mark_of<E: Environment>(
+    context: &Context<'_, E>,
+    to: &Elsewhere,
+    inode: &Inode,
+) -> Result<Option<String>, Failure> {
     let (root, wanted) = (context.job.root, inode.clone());
     if inode.id == root {
-        return Ok(Counted::No);
+        return Ok(None);
     }
     let query = context.environment.read(move |view| {
         let top = tree::inode(view, root).map_err(refused)?;
         Ok((names_below(view, root, &wanted)?, top.uid, top.gid))
     });
-    let (Some(names), uid, gid) = query.await? else { return Ok(Counted::No) };
+    let (Some(names), uid, gid) = query.await? else { return Ok(None) };
     let guessed = (inode.mode, inode.uid, inode.gid) == (Defaults::DIRECTORY_MODE, uid, gid);
-    if inode.size > 0 && guessed {
-        return Ok(Counted::No);
-    }
-    context.progress.found(inode.id, 0);
-    let prefix = format!("{}{}/", to.prefix(), text_of(&names)?);
-    to.open.mark_directory(&prefix, &attributes(inode).to_metadata(None)?).await?;
-    Ok(Counted::Yes { sent: file_export::Sent::Nothing })
+    let needs_one = inode.size == 0 || !guessed;
+    needs_one.then(|| Ok(format!("{}{}/", to.prefix(), text_of(&names)?))).transpose()
 }

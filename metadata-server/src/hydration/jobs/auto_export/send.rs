@@ -78,9 +78,15 @@ impl<E: Environment> AutoExporter<E> {
                 && let Some((id, waiting)) = self.take_due(now, |link| turns.may_send(link))
             {
                 let (context, uploads) = (&context, turns.begin(waiting.link));
-                files.push(
-                    async move { (id, waiting, one(context, &uploads, id, waiting.link).await) },
-                );
+                files.push(async move {
+                    let result = one(context, &uploads, id, waiting.link).await;
+                    if let Err(failure) = &result
+                        && waiting.failed == 0
+                    {
+                        log(context, id, failure).await;
+                    }
+                    (id, waiting, result)
+                });
             }
             let (due, next) = self.state().due(now);
             turns.give_back(&due);
@@ -225,9 +231,6 @@ impl State {
     fn fail(&mut self, id: InodeId, waiting: Waiting, failure: Failure, now: Instant) {
         let busy = self.busy(waiting.link);
         let Some(followed) = self.links.get_mut(&waiting.link) else { return };
-        if waiting.failed == 0 {
-            tracing::warn!(inode = %id, %failure, "a file cannot go to its bucket now");
-        }
         if is_of_bucket(failure.kind) && followed.standing.handle_failure(id, now, busy) {
             let link = waiting.link;
             tracing::warn!(%link, %failure, "a bucket is away: one file at a time is tried");
@@ -264,6 +267,16 @@ async fn one<E: Environment>(
         Some(export) => export.await.result,
         None => Ok(Counted::No),
     }
+}
+
+/// Logs the first failure of a file, unless that says only that it is gone or open.
+async fn log<E: Environment>(context: &Context<'_, E>, id: InodeId, failure: &Failure) {
+    if matches!(failure.kind, ErrorKind::Stale | ErrorKind::InUse) {
+        return;
+    }
+    let path = context.path_now(id).await;
+    let path = path.escape_ascii();
+    tracing::warn!(%path, %failure, "a file cannot go to its bucket now");
 }
 
 /// Whether a failure may be gone by itself after a while.
