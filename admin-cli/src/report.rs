@@ -28,6 +28,7 @@ mod pin;
 mod resolution;
 mod selection;
 mod target;
+mod wait;
 
 pub(crate) use bucket::{
     AutoExportReport, ConflictReport, FetchReport, HostCheckReport, LeftOutReport, LinkCheckReport,
@@ -43,6 +44,7 @@ pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, LossReport, ScrubReport, TargetDetailReport,
     TargetScrubReport, TargetShowReport,
 };
+pub(crate) use wait::WaitReport;
 
 /// What `status` prints.
 #[derive(Serialize, Debug)]
@@ -173,6 +175,9 @@ pub(crate) struct JobReport {
     /// What its work asked buckets: of `job show`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) requests: Option<CountsReport>,
+    /// The buckets that it waits for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waits: Vec<WaitReport>,
     /// How far each directory is, where that was asked for.
     #[serde(flatten)]
     pub(crate) directories: Option<DirectoriesReport>,
@@ -443,6 +448,7 @@ impl From<&Job> for JobReport {
             selection: None,
             options: None,
             requests: None,
+            waits: Vec::new(),
             directories: None,
             pace: None,
         }

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millrace_protocol::{
     admin::{AwaitJob, Job, JobKind, JobReply, JobState, ShowJob},
     job_detail::{JobDetail, ShowJobDetail},
+    job_waits::ShowJobWaits,
 };
 use millrace_types::{ByteLen, ErrorKind, Failure, JobId};
 use tokio::{
@@ -23,7 +24,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{counted, harmless, path_text, shown, subject_text},
-    report::{Counts, CountsReport, JobReport, PaceReport, kind_name},
+    report::{Counts, CountsReport, JobReport, PaceReport, WaitReport, kind_name},
     settings::AdminSettings,
 };
 
@@ -141,6 +142,15 @@ async fn a_second_later(connection: &Connection, id: JobId) -> Result<JobReply, 
     connection.request(&ShowJob { id }).await
 }
 
+/// The buckets that a job waits for, if it runs; none where servers do not tell.
+pub(crate) async fn waits(connection: &Connection, job: &Job) -> Vec<WaitReport> {
+    if job.state != JobState::Running {
+        return Vec::new();
+    }
+    let reply = connection.request(&ShowJobWaits { id: job.id }).await;
+    reply.map(|reply| reply.waits.into_iter().map(WaitReport::from).collect()).unwrap_or_default()
+}
+
 /// A line that tells what a job asked buckets.
 pub(crate) fn asked(requests: Option<&CountsReport>) -> String {
     requests.map_or_else(String::new, |requests| format!("\n  asked for: {}", requests.words()))
@@ -218,6 +228,16 @@ async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
             Ok(reply) => {
                 heard = Instant::now();
                 job = reply.job;
+                if view.is_stuck(&job) {
+                    let waits = tokio::select! {
+                        _ = interrupts.recv() => {
+                            view.end();
+                            return Ok(Followed::Interrupted(id));
+                        }
+                        waits = waits(connection, &job) => waits,
+                    };
+                    view.wait = waits.first().map(WaitReport::words);
+                }
                 view.show(&job);
             }
             // The job lives in the cluster: a restart of its server does not end it.
@@ -255,6 +275,11 @@ struct View {
     bar: Option<ProgressBar>,
     /// When it was first looked at, and what was done then.
     first: (Instant, Counts),
+    /// When it was last seen to have done something, and how far it was then.
+    moved: (Instant, Counts),
+    /// What it waits for, if it is stuck, and when that was last asked.
+    wait: Option<String>,
+    asked: Instant,
     shown: Option<Instant>,
     line: String,
 }
@@ -269,10 +294,31 @@ impl View {
             bar
         });
         let first = (Instant::now(), Counts::from(job));
-        Self { bar, first, shown: None, line: String::new() }
+        let (moved, asked) = (first, first.0);
+        Self { bar, first, moved, wait: None, asked, shown: None, line: String::new() }
+    }
+
+    /// Whether it has done nothing for a while, and it is time to ask why.
+    fn is_stuck(&mut self, job: &Job) -> bool {
+        let (now, counts) = (Instant::now(), Counts::from(job));
+        if counts != self.moved.1 {
+            (self.moved, self.wait) = ((now, counts), None);
+        }
+        let is_stuck = now - self.moved.0 >= LINE_PAUSE && now - self.asked >= LINE_PAUSE;
+        if is_stuck {
+            self.asked = now;
+        }
+        is_stuck
     }
 
     fn show(&mut self, job: &Job) {
+        if let Some(wait) = self.wait.clone() {
+            match &self.bar {
+                Some(bar) => bar.set_message(harmless(&wait)),
+                None => self.plain(format!("{} {}: {wait}", kind_name(job.kind), job.id.0)),
+            }
+            return;
+        }
         let line = format!("{}/{} files, {} errors", job.files_done, job.files_total, job.errors);
         let now = Counts::from(job);
         if now.is_behind(self.first.1) {

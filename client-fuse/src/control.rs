@@ -18,6 +18,7 @@ use millrace_protocol::{
     file_list::AppendFiles,
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
+    job_waits::ShowJobWaits,
     known_state::ShowKnownState,
     left_out::ShowLeftOut,
     release::SetPin,
@@ -172,6 +173,7 @@ impl Control {
                 self.forward(call, |r: &mut AppendFiles| own(&mut r.caller)).await;
             }
             RequestKind::ShowJobDetail => self.forward(call, |_: &mut ShowJobDetail| Ok(())).await,
+            RequestKind::ShowJobWaits => self.forward(call, |_: &mut ShowJobWaits| Ok(())).await,
             RequestKind::ShowJobOptions => {
                 self.forward(call, |_: &mut ShowJobOptions| Ok(())).await;
             }

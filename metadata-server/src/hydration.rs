@@ -33,6 +33,7 @@ use millrace_protocol::{
     job_options::{
         FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, StartWithOptions,
     },
+    job_waits::JobWaitsReply,
     known_state::{KnownStateReply, ShowKnownState},
     left_out::{LeftOutReply, ShowLeftOut},
     refresh::{RefreshInterval, SetRefreshInterval},
@@ -490,6 +491,12 @@ impl<E: Environment> Hydration<E> {
         let source = self.jobs.source(id).await?;
         let targets = u32::try_from(targets).unwrap_or(u32::MAX);
         Ok(JobDetailReply { detail, targets, source })
+    }
+
+    /// The buckets that a job waits for.
+    #[must_use]
+    pub fn show_job_waits(&self, id: JobId) -> JobWaitsReply {
+        JobWaitsReply { waits: self.jobs.waits(id) }
     }
 
     /// A part of a job's report.

@@ -42,13 +42,14 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
     let reply = connection.request(&ShowJobOptions { id }).await.ok();
     let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
     let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);
+    let waits = watch::waits(&connection, &job).await;
     let requests = detail.as_ref().map(|detail| CountsReport::from(detail.requests));
     let earlier = earlier.map(|(detail, looked)| EarlierLook { detail, elapsed: looked.elapsed() });
     let directories = detail
         .filter(|_| directories)
         .map(|detail| DirectoriesReport::of(job.kind, &detail, earlier.as_ref()));
     let report = JobReport::from(&job);
-    let report = JobReport { selection, options, requests, directories, pace, ..report };
+    let report = JobReport { selection, options, requests, waits, directories, pace, ..report };
     context.output.result(&report, || {
         let selection = report.selection.as_ref().map(SelectionReport::words);
         let options = report.options.as_ref().map(JobOptionsReport::words);
@@ -56,6 +57,9 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
         let mut text = watch::summary(&job);
         if let Some(pace) = report.pace {
             text.push_str(&format!("\n  {}", pace.words(job.kind)));
+        }
+        for wait in &report.waits {
+            text.push_str(&format!("\n  {}", wait.words()));
         }
         if !how.is_empty() {
             text.push_str(&format!("\n  {}", how.join(" ")));

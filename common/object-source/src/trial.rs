@@ -167,8 +167,8 @@ pub(crate) async fn try_out<B: Attempts>(
     })?
 }
 
-/// Asks for a page of a listing once, within [`Settings::check_timeout`] with the credentials for it:
-/// who gives these is a part of the bucket to whoever waits for that.
+/// Asks for a page of a listing once, within [`Settings::check_timeout`] with the credentials for
+/// it: who gives these is a part of the bucket to whoever waits for that.
 ///
 /// # Errors
 /// [`Error::Unavailable`], [`Error::Busy`] when there is no answer, or one that says: later. Any

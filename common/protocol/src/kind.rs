@@ -65,8 +65,9 @@ macro_rules! requests {
 
 use crate::{
     access, admin, ahead, backup, bucket, by_state, cluster, control, delegation, file_list, fsck,
-    job_detail, job_options, known_state, lease, left_out, lock, loss, metadata, refresh, release,
-    requests, same_host, selection, session, storage, tallied, target, unused, upkeep,
+    job_detail, job_options, job_waits, known_state, lease, left_out, lock, loss, metadata,
+    refresh, release, requests, same_host, selection, session, storage, tallied, target, unused,
+    upkeep,
 };
 
 requests! {
@@ -378,6 +379,8 @@ requests! {
     ShowStates = 0x0671, by_state::ShowStates => by_state::StatesReply;
     /// State of a file, or sums of a directory, as far as the targets that answer know it.
     ShowKnownState = 0x0672, known_state::ShowKnownState => known_state::KnownStateReply;
+    /// The buckets that a job waits for.
+    ShowJobWaits = 0x0673, job_waits::ShowJobWaits => job_waits::JobWaitsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

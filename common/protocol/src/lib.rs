@@ -7,7 +7,7 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), `messages` (what else is sent), [`session`], [`same_host`], [`capability`],
 //! [`metadata`], [`lease`], [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`],
-//! [`target`], [`release`], [`admin`], [`selection`], [`job_options`], [`by_state`],
+//! [`target`], [`release`], [`admin`], [`selection`], [`job_options`], [`job_waits`], [`by_state`],
 //! [`known_state`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`], [`requests`],
 //! [`ahead`], [`fsck`], [`backup`], [`control`].
 
@@ -27,6 +27,7 @@ pub mod frame;
 pub mod fsck;
 pub mod job_detail;
 pub mod job_options;
+pub mod job_waits;
 pub mod kind;
 pub mod known_state;
 pub mod lease;

@@ -4,9 +4,9 @@ use millrace_types::Failure;
 
 use crate::{
     admin, ahead, backup, bucket, by_state, capability, cluster, codec::messages, control,
-    delegation, file_list, fsck, job_detail, job_options, known_state, lease, left_out, lock, loss,
-    metadata, refresh, release, requests, same_host, selection, session, storage, tallied, target,
-    unused, upkeep,
+    delegation, file_list, fsck, job_detail, job_options, job_waits, known_state, lease, left_out,
+    lock, loss, metadata, refresh, release, requests, same_host, selection, session, storage,
+    tallied, target, unused, upkeep,
 };
 
 messages! {
@@ -93,6 +93,7 @@ messages! {
     job_options::ReportPage,
     file_list::FilesReply,
     job_detail::JobDetailReply,
+    job_waits::JobWaitsReply,
     job_options::PutReportReply,
     unused::UnusedReply,
     by_state::StatesReply,

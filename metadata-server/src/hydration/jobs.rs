@@ -25,7 +25,7 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, JobId};
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -48,7 +48,7 @@ use super::{
     import::{Importer, broken},
 };
 use crate::{
-    command::{Command, UpdateJob},
+    command::Command,
     namespace::{permission, tree},
     store::{
         View, keys,
@@ -68,6 +68,7 @@ mod directories;
 mod directory_export;
 mod dispatch;
 mod export;
+mod fetch;
 mod file_export;
 mod files;
 mod filter;
@@ -78,9 +79,11 @@ mod needed;
 mod next;
 mod outcomes;
 mod pace;
+mod patience;
 mod progress;
 mod publish;
 mod reach;
+mod recording;
 mod release;
 mod report_room;
 mod report_to;
@@ -143,20 +146,11 @@ struct Begun<'a, E: Environment> {
     work: Arc<Work>,
 }
 
-/// How often a running job's counts become a command.
-const REPORT_INTERVAL: Duration = Duration::from_millis(500);
-
-/// How often what it asked buckets does.
-const DETAIL_INTERVAL: Duration = Duration::from_secs(5);
-
 /// How often lists of files are looked for that no job names.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// After a failure of the server itself (shutting down, overloaded) the queue is looked at again.
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// The longest pause before it is tried again to record where a job stands.
-const RECORD_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
@@ -321,7 +315,7 @@ impl<E: Environment> Jobs<E> {
             Ok(how) => {
                 let end = tokio::select! {
                     () = begun.stop.cancelled() => JobState::Cancelled,
-                    end = tally.clone().scope(self.work(&record, &how, progress)) => end,
+                    end = tally.clone().scope(self.work(&record, &how, &begun.work)) => end,
                     () = self.report_for_ever(&begun.work, id) => JobState::Failed,
                 };
                 // Never dropped in its middle: a deletion that is on its way must not be overtaken
@@ -448,12 +442,12 @@ impl<E: Environment> Jobs<E> {
         blocking(move || outcomes::page(&directory, id, offset)).await
     }
 
-    async fn work(&self, record: &JobRecord, how: &How, progress: &Progress) -> JobState {
+    async fn work(&self, record: &JobRecord, how: &How, work: &Work) -> JobState {
         // It may have been cancelled before there was anything to stop.
         if self.record(record.job.id).await.is_ok_and(|now| now.job.state.is_final()) {
             return JobState::Cancelled;
         }
-        let context = self.context(record, how, progress);
+        let context = self.context(record, how, work);
         match record.job.kind {
             JobKind::Import => list::run(&context).await,
             JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
@@ -464,7 +458,7 @@ impl<E: Environment> Jobs<E> {
                 }
             }
         }
-        progress.end()
+        work.progress.end()
     }
 
     /// At the end of an export of a whole tree: what was removed there is deleted in the bucket,
@@ -477,7 +471,7 @@ impl<E: Environment> Jobs<E> {
         let is_whole = how.filter.is_everything() && how.files.is_none() && !how.dry_run;
         let exports = record.job.kind == JobKind::Export && how.elsewhere.is_none();
         if exports && is_over && is_whole {
-            let context = self.context(record, how, progress);
+            let context = self.context(record, how, &begun.work);
             tokio::select! {
                 () = self.deleter.finish(&context, &begun.stop) => {}
                 () = self.report_for_ever(&begun.work, begun.id) => {}
@@ -493,7 +487,7 @@ impl<E: Environment> Jobs<E> {
         &'a self,
         record: &'a JobRecord,
         how: &'a How,
-        progress: &'a Progress,
+        work: &'a Work,
     ) -> Context<'a, E> {
         Context {
             environment: &self.environment,
@@ -504,55 +498,12 @@ impl<E: Environment> Jobs<E> {
             files: how.files,
             dry_run: how.dry_run,
             is_atomic: how.is_atomic,
-            progress,
+            progress: &work.progress,
             outcomes: how.outcomes.as_ref(),
             pace: how.pace.as_ref(),
             elsewhere: how.elsewhere.as_ref(),
             turn: how.turn.as_deref(),
-        }
-    }
-
-    async fn report_for_ever(&self, work: &Work, id: JobId) {
-        let mut told = Instant::now();
-        loop {
-            tokio::time::sleep(REPORT_INTERVAL).await;
-            if work.progress.take_changed() {
-                self.report(&work.progress, id).await;
-            }
-            if told.elapsed() >= DETAIL_INTERVAL {
-                self.record_detail(id, work, false).await;
-                told = Instant::now();
-            }
-        }
-    }
-
-    /// Records the counts so far. They can wait for the next time.
-    async fn report(&self, progress: &Progress, id: JobId) {
-        let update = Command::UpdateJob(progress.update(id, None));
-        if let Err(failure) = self.environment.execute(update, false).await {
-            tracing::warn!(job = id.0, %failure, "a job's progress is not recorded");
-        }
-    }
-
-    /// Records where a job stands, however long that takes: one whose end is not recorded would
-    /// begin anew. Gives up when the job is gone or cancelled, which was recorded before. Whether
-    /// it is recorded.
-    async fn record_state(&self, begun: &Begun<'_, E>, state: JobState) -> bool {
-        let update: UpdateJob = begun.work.progress.update(begun.id, Some(state));
-        let mut pause = PAUSE;
-        loop {
-            let command = Command::UpdateJob(update.clone());
-            let Err(failure) = self.environment.execute(command, false).await else { return true };
-            tracing::warn!(job = begun.id.0, ?state, %failure, "a job's state is not recorded");
-            let is_final = matches!(failure.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument);
-            if is_final {
-                return false;
-            }
-            tokio::select! {
-                () = begun.stop.cancelled() => return false,
-                () = tokio::time::sleep(pause) => {}
-            }
-            pause = (pause * 2).min(RECORD_PAUSE_MAX);
+            patience: Some(&work.patience),
         }
     }
 

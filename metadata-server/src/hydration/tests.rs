@@ -5,6 +5,7 @@ mod again;
 mod ahead;
 mod auto_export;
 mod away;
+mod bucket_away;
 mod by_state;
 mod conflict_rule;
 mod conflicts;

@@ -127,6 +127,8 @@ pub struct Walk {
     open: Vec<Position>,
     /// Directories that lie too deep, of which nobody was told yet.
     too_deep: Vec<Position>,
+    /// The directory that could not be listed just now.
+    failed: Option<Position>,
     levels_max: u32,
     branch: Option<Arc<FileName>>,
     unlisted: Unlisted,
@@ -158,6 +160,7 @@ impl Walk {
             top: (top, false),
             open: Vec::new(),
             too_deep: Vec::new(),
+            failed: None,
             levels_max: LEVELS_MAX,
             branch: None,
             unlisted,
@@ -184,6 +187,32 @@ impl Walk {
         self.branch.as_deref()
     }
 
+    /// Goes on with the directory that could not be listed just now. Whether there is one.
+    pub(super) fn try_again(&mut self) -> bool {
+        let failed = self.failed.take();
+        let is_there = failed.is_some();
+        self.open.extend(failed);
+        is_there
+    }
+
+    /// The directory of which the next step asks its bucket, if it does.
+    pub(super) async fn asks<E: Environment>(
+        &self,
+        importer: &Arc<Importer<E>>,
+    ) -> Option<InodeId> {
+        let next = self.open.last().filter(|next| self.too_deep.is_empty() && next.cookie == 0)?;
+        let asks = asks(self.unlisted, importer, next.directory).await;
+        asks.unwrap_or(false).then_some(next.directory)
+    }
+
+    /// Goes on behind the directory of which the next step would ask its bucket.
+    pub(super) fn pass_over(&mut self) {
+        self.failed = None;
+        if let Some(passed) = self.open.pop() {
+            self.branch = passed.branch;
+        }
+    }
+
     /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
     /// which the walk goes on behind it.
     ///
@@ -194,6 +223,7 @@ impl Walk {
         environment: &E,
         importer: &Arc<Importer<E>>,
     ) -> Result<Option<VecDeque<Inode>>, (InodeId, Failure)> {
+        self.failed = None;
         let (top, has_begun) = self.top;
         if !has_begun {
             self.top.1 = true;
@@ -213,7 +243,7 @@ impl Walk {
             if cookie == 0
                 && let Err(failure) = self.begin(environment, importer, directory).await
             {
-                self.open.pop();
+                self.failed = self.open.pop();
                 return Err((directory, failure));
             }
             let page = match page(environment, directory, cookie).await {
@@ -312,18 +342,26 @@ pub(super) async fn check<E: Environment>(
     query.await
 }
 
+/// Whether a directory's bucket is to be asked. What is here already must not wait for the turns of
+/// a slow one.
+async fn asks<E: Environment>(
+    unlisted: Unlisted,
+    importer: &Arc<Importer<E>>,
+    directory: InodeId,
+) -> Result<bool, Failure> {
+    match unlisted {
+        Unlisted::List => importer.is_due(directory).await,
+        Unlisted::Refresh => Ok(true),
+        Unlisted::Leave => Ok(false),
+    }
+}
+
 async fn list<E: Environment>(
     unlisted: Unlisted,
     importer: &Arc<Importer<E>>,
     directory: InodeId,
 ) -> Result<(), Failure> {
-    let asks = match unlisted {
-        // What is here already must not wait for the turns of a slow bucket.
-        Unlisted::List => importer.is_due(directory).await?,
-        Unlisted::Refresh => true,
-        Unlisted::Leave => false,
-    };
-    if !asks {
+    if !asks(unlisted, importer, directory).await? {
         return Ok(());
     }
     let _turn = importer.turn(directory).await?;

@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     Request, RequestKind, admin, ahead, bucket, by_state, cluster, file_list, job_detail,
-    job_options, known_state, left_out, refresh, requests, selection, unused,
+    job_options, job_waits, known_state, left_out, refresh, requests, selection, unused,
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
@@ -110,6 +110,7 @@ impl MetadataService {
             RequestKind::ShowUnused => self.about_job::<unused::ShowUnused>(call),
             RequestKind::StartByState => self.start::<by_state::StartByState>(call),
             RequestKind::ShowStates => self.about_job::<by_state::ShowStates>(call),
+            RequestKind::ShowJobWaits => self.about_job::<job_waits::ShowJobWaits>(call),
             RequestKind::ShowJobDetail => self.about_job::<job_detail::ShowJobDetail>(call),
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call),
             RequestKind::RetryJob => self.retry_job(call),

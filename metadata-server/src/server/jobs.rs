@@ -9,6 +9,7 @@ use millrace_protocol::{
     by_state::{ShowStates, StartByState},
     job_detail::ShowJobDetail,
     job_options::{FetchReport, JobOptions, PutReport, ShowJobOptions, StartWithOptions},
+    job_waits::ShowJobWaits,
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Role,
     unused::{ShowUnused, StartUnused},
@@ -82,6 +83,7 @@ about_job!(
     PutReport,
     ShowJobDetail,
     ShowJobOptions,
+    ShowJobWaits,
     ShowSelection,
     ShowStates,
     ShowUnused

@@ -126,6 +126,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowJobOptions
         | Kind::FetchReport
         | Kind::ShowJobDetail
+        | Kind::ShowJobWaits
         | Kind::PutReport
         | Kind::AppendFiles
         | Kind::ShowSelection

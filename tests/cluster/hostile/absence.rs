@@ -19,6 +19,7 @@ use millrace_tests::{
     cloud::Cloud,
     cluster::Wish,
     hostile::{Asked, Fault, Rule},
+    program::wait_for,
 };
 use rustix::io::Errno;
 
@@ -145,8 +146,17 @@ fn a_proxy_that_has_lost_its_bucket_takes_no_name_and_no_byte_away() -> Result<(
         let outcome = told(name, Instant::now(), fs::read(world.set().join(name)))?;
         ensure!(outcome.as_ref().err() == Some(&Errno::IO), "{name}: {:?}", outcome.err());
     }
-    let paths = ["mr:/set", "mr:/set/made", "mr:/set/cold"];
-    looks_in_vain(&world, &paths, "does not answer")?;
+    // For all that anybody knows it is away, and comes back: jobs wait for it.
+    for path in ["mr:/set", "mr:/set/made", "mr:/set/cold"] {
+        let id = world.cluster.json(&["import", path])?["id"].to_string();
+        let shown = wait_for("a job that waits", || {
+            let shown = world.cluster.json(&["job", "show", &id, "--at-once"]).ok()?;
+            shown["waits"].is_array().then_some(shown)
+        })?;
+        let error = shown["waits"][0]["error"].as_str().unwrap_or_default();
+        ensure!(error.contains("does not answer"), "{path}: {shown}");
+        world.cluster.cli(&["job", "cancel", &id])?.ok()?;
+    }
     ensure!(fs::read(world.set().join("made"))? == made, "its only copy is here");
     for (name, body) in &objects {
         let size = fs::symlink_metadata(world.set().join(name))?.len();

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 
 use millrace_types::{ErrorKind, Failure, InodeId, Timestamp};
 
-use super::{Environment, Importer, LISTINGS_WAITING_MAX, Tally, broken, linked};
+use super::{Environment, Importer, LISTINGS_WAITING_MAX, Linked, Tally, broken, linked};
 use crate::{
     command::Command,
     namespace::{LinkedDirectory, tree},
@@ -72,10 +72,25 @@ impl<E: Environment> Importer<E> {
         let Some(linked) = known else { return Ok(true) };
         match linked.listed {
             Some(LinkedDirectory::NEVER_AGAIN) => Ok(true),
-            // Of what was made here nobody asked the bucket then.
-            Some(listed) if listed >= asked && listed != linked.born => Ok(false),
+            _ if was_listed_since(&linked, asked) => Ok(false),
             _ => self.wait_for(&linked, told, LISTINGS_WAITING_MAX).await.map(|()| true),
         }
+    }
+
+    /// Whether [`Self::refresh_since`] would ask the bucket.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(in crate::hydration) async fn is_due_since(
+        &self,
+        directory: InodeId,
+        asked: Timestamp,
+    ) -> Result<bool, Failure> {
+        let known = self.environment.read(move |view| linked(view, directory)).await?;
+        Ok(known.is_some_and(|known| {
+            let never = known.listed == Some(LinkedDirectory::NEVER_AGAIN);
+            !never && !was_listed_since(&known, asked)
+        }))
     }
 
     /// Whether an import that is asked for now would list `directory`.
@@ -106,4 +121,10 @@ impl<E: Environment> Importer<E> {
         let listed = Command::MarkDirectoryListed(directory);
         self.environment.execute(listed, false).await.map(|_| true)
     }
+}
+
+/// Whether a directory was listed since an import was asked for. Of what was made here nobody asked
+/// the bucket then.
+fn was_listed_since(linked: &Linked, asked: Timestamp) -> bool {
+    linked.listed.is_some_and(|listed| listed >= asked && listed != linked.born)
 }

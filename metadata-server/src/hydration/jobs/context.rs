@@ -13,6 +13,7 @@ use super::{
     marks::Unmarked,
     outcomes::{Outcome, Outcomes},
     pace::Pace,
+    patience::Patience,
     progress::Progress,
     sources::{Subject, Unfound},
 };
@@ -48,6 +49,8 @@ pub(super) struct Context<'a, E> {
     pub(super) elsewhere: Option<&'a Elsewhere>,
     /// The links whose turn the job has, if it must have one.
     pub(super) turn: Option<&'a Claim>,
+    /// What is known of buckets that may be away; without it nothing waits for them.
+    pub(super) patience: Option<&'a Patience>,
 }
 
 impl<E: Environment> Context<'_, E> {

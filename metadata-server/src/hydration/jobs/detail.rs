@@ -4,10 +4,10 @@
 use std::sync::{Arc, OnceLock};
 
 use millrace_object_source::Tally;
-use millrace_protocol::{job_detail::JobDetail, requests::RequestCounts};
+use millrace_protocol::{job_detail::JobDetail, job_waits::JobWait, requests::RequestCounts};
 use millrace_types::{Failure, JobId};
 
-use super::{Environment, Jobs, progress::Progress};
+use super::{Environment, Jobs, patience::Patience, progress::Progress};
 use crate::{
     command::{Command, NoteJobDetail},
     hydration::{
@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Work {
     pub(super) progress: Progress,
     pub(super) tally: Tally,
+    /// What it knows of buckets that may be away.
+    pub(super) patience: Patience,
     /// What it asked before the server was restarted.
     before: OnceLock<RequestCounts>,
 }
@@ -59,6 +61,12 @@ impl<E: Environment> Jobs<E> {
             Some(work) if work.before.get().is_some() => Ok(work.detail()),
             _ => self.recorded(id).await,
         }
+    }
+
+    /// The buckets that a job waits for, because nobody answers there.
+    pub fn waits(&self, id: JobId) -> Vec<JobWait> {
+        let work = self.running().get(&id).map(|running| Arc::clone(&running.work));
+        work.map(|work| work.patience.waits()).unwrap_or_default()
     }
 
     /// The URL of what a job's directory shows of a bucket, or of its file's object.

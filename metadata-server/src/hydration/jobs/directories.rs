@@ -40,15 +40,21 @@ impl Directories {
         self.end(inode);
     }
 
-    /// It is to be done.
-    pub(super) fn found(&mut self, inode: InodeId, bytes: u64) {
-        let Some(file) = self.under_way.get_mut(&inode) else { return };
+    /// It is to be done. With how many bytes that was known before, if it was.
+    pub(super) fn found(&mut self, inode: InodeId, bytes: u64) -> Option<u64> {
+        let file = self.under_way.get_mut(&inode)?;
+        if file.is_found {
+            let before = file.bytes;
+            self.resized(inode, bytes);
+            return Some(before);
+        }
         file.bytes = bytes;
         file.is_found = true;
         let row = file.row;
         let row = self.at(row);
         row.files_total += 1;
         row.bytes_total = row.bytes_total.saturating_add(bytes);
+        None
     }
 
     /// Whether it came, is to be done, and is not yet.

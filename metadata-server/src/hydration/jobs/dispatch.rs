@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::{
     Context, Environment,
+    fetch::{self, Wanted},
     pace::{Pace, Turn},
     release,
     slices::slices,
@@ -124,7 +125,8 @@ struct Sent {
     pieces: Vec<Piece>,
     /// Of a job that is held to a rate.
     turn: Option<Turn>,
-    result: Result<Vec<Result<Answer, Failure>>, Failure>,
+    /// Of each piece.
+    answers: Vec<Result<Answer, Failure>>,
 }
 
 /// What became of an item.
@@ -294,21 +296,10 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             self.take(sent).await;
         }
         let turn = self.await_turn(batch.bytes).await;
-        let (environment, task) = (Arc::clone(self.context.environment), self.task);
-        let known = Arc::clone(&self.map);
+        let (context, task, known) = (self.context, self.task, Arc::clone(&self.map));
         self.requests.push(Box::pin(async move {
-            let items: Vec<Item> = batch.pieces.iter().map(|piece| piece.item.clone()).collect();
-            let result = match environment.map().await {
-                Ok(now) if items.iter().all(|item| lies_the_same(&known, &now, item)) => {
-                    carry_out(&*environment, place, task, items).await
-                }
-                Ok(_) => Err(Failure::new(
-                    ErrorKind::StaleGroup,
-                    "a target was given up meanwhile: run the job again",
-                )),
-                Err(failure) => Err(failure),
-            };
-            Sent { pieces: batch.pieces, turn, result }
+            let answers = carry_out(context, &known, place, task, &batch.pieces).await;
+            Sent { pieces: batch.pieces, turn, answers }
         }));
     }
 
@@ -328,12 +319,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     }
 
     async fn take(&mut self, sent: Sent) {
-        let Sent { pieces, turn, result } = sent;
-        let answers: Vec<Result<Answer, Failure>> = match result {
-            Ok(answers) if answers.len() == pieces.len() => answers,
-            Ok(_) => vec![Err(ErrorKind::Protocol.into()); pieces.len()],
-            Err(failure) => vec![Err(failure); pieces.len()],
-        };
+        let Sent { pieces, turn, answers } = sent;
         let mut unmoved: u64 = 0;
         for (piece, answer) in pieces.into_iter().zip(answers) {
             match answer {
@@ -393,17 +379,49 @@ async fn piece_done<E: Environment>(context: &Context<'_, E>, file: &File) {
     }
 }
 
+/// Has a target do its part, and says what became of each piece.
 async fn carry_out<E: Environment>(
-    environment: &E,
+    context: &Context<'_, E>,
+    known: &Map,
     place: Place,
     task: Task,
-    items: Vec<Item>,
-) -> Result<Vec<Result<Answer, Failure>>, Failure> {
-    if task == Task::Release {
-        return Ok(release::ask(environment, place, &items).await);
+    pieces: &[Piece],
+) -> Vec<Result<Answer, Failure>> {
+    if task != Task::Release {
+        let wanted = |piece: &Piece| Wanted {
+            inode: piece.file.inode,
+            item: piece.item.clone(),
+            bytes: piece.bytes,
+        };
+        let items = pieces.iter().map(wanted).collect();
+        let fetched = fetch::run(context, known, place, items).await;
+        return fetched.into_iter().map(|result| result.map(Answer::Moved)).collect();
     }
-    let reply = ask(environment, place, task, items).await?;
-    Ok(reply.results.into_iter().map(|result| result.map(Answer::Moved)).collect())
+    let environment = &**context.environment;
+    let items: Vec<Item> = pieces.iter().map(|piece| piece.item.clone()).collect();
+    match check_places(environment, known, &items).await {
+        Ok(()) => release::ask(environment, place, &items).await,
+        Err(failure) => vec![Err(failure); items.len()],
+    }
+}
+
+/// Refuses to ask a target for what lies elsewhere by now.
+///
+/// # Errors
+/// [`ErrorKind::StaleGroup`]; that the server is busy or shutting down.
+pub(super) async fn check_places<E: Environment>(
+    environment: &E,
+    known: &Map,
+    items: &[Item],
+) -> Result<(), Failure> {
+    let now = environment.map().await?;
+    match items.iter().all(|item| lies_the_same(known, &now, item)) {
+        true => Ok(()),
+        false => {
+            let words = "a target was given up meanwhile: run the job again";
+            Err(Failure::new(ErrorKind::StaleGroup, words))
+        }
+    }
 }
 
 pub(super) fn passes(failure: &&Failure) -> bool {

@@ -19,8 +19,8 @@ use super::{
     symlink_export,
 };
 use crate::{
-    hydration::walk::Unlisted,
-    namespace::{Body, Inode},
+    hydration::walk::{self, Unlisted},
+    namespace::{Body, DirectoryBody, Inode},
 };
 
 /// Files under way at the same time: small ones wait mostly for the bucket's answer.
@@ -78,8 +78,6 @@ enum Step {
     Ended(Ended),
     /// One is open for writing: its close may be on its way.
     Open(Inode),
-    /// There is nothing to be done for one.
-    Left(InodeId),
     /// One was waited for long enough.
     Waited,
 }
@@ -190,7 +188,6 @@ impl<'a, E: Environment> Files<'a, E> {
                 };
                 (inode, close)
             })),
-            Step::Left(id) => context.progress.leave(id),
             Step::Waited => {}
         }
         while self.under_way.len() < FILES_MAX
@@ -217,12 +214,68 @@ impl<'a, E: Environment> Files<'a, E> {
                 }
                 closes::wait(environment, id).await;
             }
-            match begin(context, &uploads, inode) {
-                Some(file) => Step::Ended(file.await),
-                None => Step::Left(id),
-            }
+            Step::Ended(Ended { inode: id, result: one(context, &uploads, inode).await })
         }));
     }
+}
+
+/// Exports one, again when a bucket that it needs was away; what was seen of it before a wait is
+/// looked at anew.
+async fn one<E: Environment>(
+    context: &Context<'_, E>,
+    uploads: &Arc<Semaphore>,
+    inode: Inode,
+) -> Result<Counted, Failure> {
+    let (environment, id, seen) = (&**context.environment, inode.id, Instant::now());
+    let once = || async {
+        if seen.elapsed() < WAIT_COUNTS {
+            return ended(begin(context, uploads, inode.clone())).await;
+        }
+        let now = walk::inode(environment, id).await?;
+        // Of another link by now, perhaps.
+        if !context.may_touch(&now, None).await {
+            return Ok(Counted::No);
+        }
+        let may_be_open = matches!(now.body, Body::File(_)) && !context.dry_run;
+        if may_be_open && closes::is_open(environment, id).await {
+            closes::wait(environment, id).await;
+        }
+        ended(begin(context, uploads, now)).await
+    };
+    // What asks its bucket for nothing has no part in its absence.
+    match context.is_fair() || asks(context, &inode).await {
+        true => context.patiently(id, once).await,
+        false => once().await,
+    }
+}
+
+async fn ended(export: Option<BoxFuture<'_, Ended>>) -> Result<Counted, Failure> {
+    match export {
+        Some(export) => export.await.result,
+        None => Ok(Counted::No),
+    }
+}
+
+/// Whether a bucket is asked for anything. What cannot be looked at says why by itself.
+async fn asks<E: Environment>(context: &Context<'_, E>, inode: &Inode) -> bool {
+    let asks = match (&inode.body, context.elsewhere) {
+        (Body::Special, _) => Ok(false),
+        (Body::File(_) | Body::Symlink(_), Some(_)) | (Body::Symlink(_), None) => Ok(true),
+        (Body::File(_), None) => file_export::asks(context, inode.id).await,
+        (Body::Directory(_), Some(to)) => {
+            copy::mark_of(context, to, inode).await.map(|mark| mark.is_some())
+        }
+        (Body::Directory(body), None) if is_listed(body) => {
+            directory_export::mark_of(context, inode).await.map(|mark| mark.is_some())
+        }
+        (Body::Directory(_), None) => Ok(false),
+    };
+    asks.unwrap_or(false)
+}
+
+/// Of what was never listed here nothing is known that the bucket has not.
+fn is_listed(body: &DirectoryBody) -> bool {
+    body.linked.as_ref().is_some_and(|linked| linked.listed.is_some())
 }
 
 /// Exports one file, link or mark of a directory, if that can be exported at all.
@@ -257,8 +310,7 @@ pub(super) fn begin<'a, E: Environment>(
             Ended { inode: id, result: result.map(|()| Counted::Yes { sent: Sent::Nothing }) }
         })),
         Body::Directory(body) => {
-            // Of what was never listed here nothing is known that the bucket has not.
-            body.linked.as_ref().filter(|linked| linked.listed.is_some())?;
+            Some(is_listed(body)).filter(|is_listed| *is_listed)?;
             Some(Box::pin(async move {
                 let id = inode.id;
                 let result = directory_export::run(context, &inode).await;
@@ -271,7 +323,8 @@ pub(super) fn begin<'a, E: Environment>(
 
 async fn take<E: Environment>(context: &Context<'_, E>, ended: Ended) {
     match ended {
-        Ended { inode, result: Ok(Counted::No) } => context.progress.leave(inode),
+        // Found perhaps before a wait, behind which there was nothing to be done any more.
+        Ended { inode, result: Ok(Counted::No) } => context.progress.gone(inode),
         Ended { inode, result: Ok(Counted::Yes { sent }) } => {
             let bytes = match sent {
                 Sent::Now(bytes) | Sent::Before(bytes) => bytes,

@@ -187,6 +187,14 @@ pub(super) async fn look<E: Environment>(
     Ok(())
 }
 
+/// Whether the export of a file asks its bucket for anything, as far as its own state tells.
+pub(super) async fn asks<E: Environment>(
+    context: &Context<'_, E>,
+    inode: InodeId,
+) -> Result<bool, Failure> {
+    Ok(context.is_atomic || is_needed(&read_source(context, inode).await?))
+}
+
 /// Refuses what lies below a link that does not export.
 pub(super) async fn check_exports<E: Environment>(
     context: &Context<'_, E>,

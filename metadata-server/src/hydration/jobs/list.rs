@@ -10,7 +10,10 @@
 //! that goes on with one that failed, since that one was. What is counted is what the buckets
 //! listed; of what is not listed again, what of it is here.
 
-use std::ops::Bound;
+use std::{
+    ops::Bound,
+    sync::{Mutex, PoisonError},
+};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::metadata::FileKind;
@@ -68,7 +71,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         context.progress.enter(root, None);
         return context.would_id(root, top.size).await;
     }
-    match object(context, root).await {
+    match context.patiently(root, || object(context, root)).await {
         Ok(size) => {
             context.progress.enter(root, None);
             context.progress.found(root, size);
@@ -160,7 +163,8 @@ async fn listed<E: Environment>(
     place: Place,
 ) -> (Place, Result<Inode, Failure>) {
     let (directory, branch) = (place.directory, place.branch.clone());
-    let work = async {
+    let counted = Mutex::new(Counted::default());
+    let work = || async {
         let environment = &**context.environment;
         if !may_list(environment, &context.job.caller, directory).await? {
             return Err(ErrorKind::PermissionDenied.into());
@@ -173,22 +177,28 @@ async fn listed<E: Environment>(
             return inode(environment, directory).await;
         }
         let _turn = context.importer.turn(directory).await?;
-        let mut counted = Counted::default();
         let count = |now: Tally| {
-            let (names, bytes) = counted.grow(now);
+            let (names, bytes) = counted.lock().unwrap_or_else(PoisonError::into_inner).grow(now);
             context.progress.listed(branch.as_ref(), names, bytes);
         };
         let asked = context.job.job.started;
         if !context.importer.refresh_since(directory, asked, count).await? {
-            let Tally { names, bytes, .. } = known(environment, directory).await?;
-            context.progress.listed(branch.as_ref(), names, bytes);
+            count(known(environment, directory).await?);
         }
         if context.outcomes.is_some() {
             tell_left_out(context, directory).await?;
         }
         inode(environment, directory).await
     };
-    let result = work.await;
+    // What was listed since the job was asked for has no part in the absence of its bucket.
+    let asked = context.job.job.started;
+    let asks = context.is_fair()
+        || (!context.dry_run
+            && context.importer.is_due_since(directory, asked).await.unwrap_or(false));
+    let result = match asks {
+        true => context.patiently(directory, work).await,
+        false => work().await,
+    };
     (place, result)
 }
 
@@ -200,8 +210,8 @@ struct Counted {
 }
 
 impl Counted {
-    /// The names and bytes that are new in a tally. A listing that begins again tells once more of
-    /// what is counted.
+    /// The names and bytes that are new in a tally. A listing that begins again, by itself or with
+    /// the next try, tells once more of what is counted.
     fn grow(&mut self, now: Tally) -> (u64, u64) {
         let before = (self.names, self.bytes);
         self.names = self.names.max(now.names);

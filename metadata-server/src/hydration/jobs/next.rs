@@ -35,7 +35,11 @@ const ALONE_MAX: usize = 16;
 const BUCKET_MAX: usize = 4;
 
 /// Jobs at work at the same time besides them: each has its own bounds on requests to targets.
+/// Those that wait for a bucket are not counted.
 const OTHERS_MAX: usize = 3;
+
+/// The same with these: when their buckets are back, so many are at work.
+const AWAITED_MAX: usize = 16;
 
 /// What is at work.
 #[derive(Debug)]
@@ -47,6 +51,8 @@ struct Busy {
     alone: usize,
     /// How many jobs besides them are at work.
     others: usize,
+    /// How many of the others wait for a bucket.
+    awaited: usize,
 }
 
 impl<E: Environment> Jobs<E> {
@@ -57,14 +63,24 @@ impl<E: Environment> Jobs<E> {
             let claims = running.values().filter_map(|one| one.claim.clone());
             let claims: Vec<Arc<Claim>> = claims.collect();
             let waits = running.values().filter(|one| one.waits).count();
+            let others = running.values().filter(|one| one.claim.is_none());
+            let awaited = others.filter(|one| one.work.patience.is_waiting()).count();
             Busy {
                 jobs: running.keys().copied().collect(),
                 alone: claims.len() - waits,
                 others: running.len() - claims.len(),
+                awaited,
                 claims,
             }
         };
         self.environment.read(move |view| choose(view, &busy)).await
+    }
+}
+
+impl Busy {
+    /// Whether there is room for one that needs no turn.
+    fn has_room(&self) -> bool {
+        self.others - self.awaited < OTHERS_MAX && self.others < AWAITED_MAX
     }
 }
 
@@ -73,7 +89,7 @@ fn choose(view: &dyn View, busy: &Busy) -> Result<Option<Next>, Failure> {
     let is_full = busy.alone >= ALONE_MAX;
     let (mut known, mut before) = (Claims::new(view), busy.claims.clone());
     for (record, is_alone) in waiting(view, &busy.jobs)? {
-        if !is_alone && busy.others < OTHERS_MAX {
+        if !is_alone && busy.has_room() {
             return Ok(Some(Next { record, claim: None }));
         }
         if !is_alone || is_full {
@@ -123,6 +139,17 @@ fn waiting(view: &dyn View, busy: &[JobId]) -> Result<Vec<(JobRecord, bool)>, Fa
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn jobs_that_wait_for_buckets_leave_others_their_room() {
+        let has_room = |others, awaited| {
+            let (jobs, claims) = (Vec::new(), Vec::new());
+            Busy { jobs, claims, alone: 0, others, awaited }.has_room()
+        };
+        assert!(has_room(2, 0) && !has_room(3, 0));
+        assert!(has_room(3, 1) && !has_room(4, 1));
+        assert!(has_room(15, 15) && !has_room(16, 16), "all of them may come back together");
+    }
 
     #[test]
     fn jobs_at_one_bucket_leave_others_their_room() {

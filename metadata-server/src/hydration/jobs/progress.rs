@@ -49,12 +49,14 @@ impl Progress {
         self.lock().directories.leave(inode);
     }
 
-    /// A file to work on was found.
+    /// A file to work on was found, with so many bytes. One that was found before has them now.
     pub(super) fn found(&self, inode: InodeId, bytes: u64) {
         let mut state = self.lock();
-        state.directories.found(inode, bytes);
-        state.counts.files_total += 1;
-        state.counts.bytes_total = state.counts.bytes_total.saturating_add(bytes);
+        let before = state.directories.found(inode, bytes);
+        let counts = &mut state.counts;
+        counts.files_total += u64::from(before.is_none());
+        let others = counts.bytes_total.saturating_sub(before.unwrap_or(0));
+        counts.bytes_total = others.saturating_add(bytes);
     }
 
     /// So many names below `branch` were listed, which is all that was to be done with them.
@@ -222,6 +224,21 @@ mod tests {
         let (rows, _) = progress.directories();
         let told: Vec<_> = rows.iter().map(|row| (row.files_done, row.files_total)).collect();
         assert_eq!(told, [(1, 1)]);
+    }
+
+    #[test]
+    fn what_is_tried_again_is_found_once() {
+        let progress = Progress::default();
+        progress.enter(InodeId(2), None);
+        progress.found(InodeId(2), 10);
+        progress.found(InodeId(2), 7);
+        progress.moved(InodeId(2), 7);
+        progress.done(InodeId(2));
+        let counts = progress.update(JobId(1), None).counts;
+        assert_eq!((counts.files_done, counts.files_total), (1, 1));
+        assert_eq!((counts.bytes_done, counts.bytes_total), (7, 7));
+        let (rows, _) = progress.directories();
+        assert_eq!((rows[0].files_total, rows[0].bytes_total, rows[0].bytes_done), (1, 7, 7));
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub(super) async fn check<E: Environment>(
 /// Behind an export job: puts the manifest there, if nothing has failed.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     if context.progress.errors() == 0
-        && let Err(failure) = publish(context).await
+        && let Err(failure) = context.patiently(context.job.root, || publish(context)).await
     {
         context.fail_id(context.job.root, failure).await;
     }

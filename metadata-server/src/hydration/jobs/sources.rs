@@ -8,14 +8,16 @@ use std::collections::VecDeque;
 use millrace_protocol::{admin::PathBytes, session::Caller};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use roaring::RoaringTreemap;
+use tokio::time::Instant;
 
 use super::{
     Context, Environment, blocking,
     files::FileList,
     judge::{JUDGED_MAX, Judge},
+    patience::Tries,
 };
 use crate::{
-    hydration::walk::{Unlisted, Walk, descend},
+    hydration::walk::{Unlisted, Walk, child, descend},
     namespace::{Inode, tree},
 };
 
@@ -191,8 +193,36 @@ impl Listed {
         let environment = &**context.environment;
         const ROOT: &Caller = &Caller::ROOT;
         let caller = self.viewer.as_ref().unwrap_or(ROOT);
-        descend(environment, context.importer, context.job.root, path, caller).await
+        let (importer, root) = (context.importer, context.job.root);
+        let mut tries = Tries::default();
+        loop {
+            if !context.is_fair() {
+                let known = known_of(environment, root, path).await;
+                if importer.is_due(known).await.unwrap_or(false) {
+                    context.answered(known).await?;
+                }
+            }
+            match descend(environment, importer, root, path, caller).await {
+                Err(failure) => {
+                    let known = known_of(environment, root, path).await;
+                    context.again(known, failure, Instant::now(), &mut tries).await?;
+                }
+                found => return found,
+            }
+        }
     }
+}
+
+/// The last inode on the way down a path that the tree has.
+async fn known_of<E: Environment>(environment: &E, top: InodeId, path: &[u8]) -> InodeId {
+    let mut at = top;
+    for name in tree::components(path).unwrap_or_default() {
+        match child(environment, at, name).await {
+            Ok(Some(inode)) => at = inode.id,
+            _ => break,
+        }
+    }
+    at
 }
 
 /// The next page of a walk, which belongs to `branch`, or to the directories right below the top.
@@ -201,14 +231,37 @@ async fn pages<E: Environment>(
     context: &Context<'_, E>,
     branch: Option<Option<FileName>>,
 ) -> Result<Option<Page>, Unfound> {
-    let page = walk.next(&**context.environment, context.importer).await;
-    let branch = branch.unwrap_or_else(|| walk.branch().cloned());
-    match page {
-        Ok(page) => Ok(page.map(|inodes| Page { inodes, branch })),
-        Err((directory, failure)) => {
-            Err(Unfound { subject: Subject::Inode(directory), branch, failure })
-        }
+    let mut tries = Tries::default();
+    loop {
+        let page = listed(walk, context).await;
+        let branch = branch.clone().unwrap_or_else(|| walk.branch().cloned());
+        let (directory, failure) = match page {
+            Ok(page) => return Ok(page.map(|inodes| Page { inodes, branch })),
+            Err(unlisted) => unlisted,
+        };
+        let kept = failure.clone();
+        let failure = match context.again(directory, failure, Instant::now(), &mut tries).await {
+            Ok(()) if walk.try_again() => continue,
+            Ok(()) => kept,
+            Err(failure) => failure,
+        };
+        return Err(Unfound { subject: Subject::Inode(directory), branch, failure });
     }
+}
+
+/// The next page of a walk, which lists no directory whose bucket is known to be away.
+async fn listed<E: Environment>(
+    walk: &mut Walk,
+    context: &Context<'_, E>,
+) -> Result<Option<VecDeque<Inode>>, (InodeId, Failure)> {
+    if !context.is_fair()
+        && let Some(directory) = walk.asks(context.importer).await
+        && let Err(failure) = context.answered(directory).await
+    {
+        walk.pass_over();
+        return Err((directory, failure));
+    }
+    walk.next(&**context.environment, context.importer).await
 }
 
 fn walk(top: InodeId, unlisted: Unlisted, viewer: Option<&Caller>) -> Walk {

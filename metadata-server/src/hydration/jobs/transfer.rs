@@ -70,7 +70,9 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         }
         // Where the bucket has none any more, the file goes too.
         let path = context.path_now(id).await;
-        match follow(context, id).await {
+        // What is under way may be who looks whether the bucket is back.
+        let followed = context.patiently(id, || follow(context, id));
+        match dispatcher.beside(followed).await {
             Ok((content, size)) => {
                 context.progress.resized(id, before, size);
                 dispatcher.file(id, &content, size).await;

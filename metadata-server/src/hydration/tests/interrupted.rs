@@ -129,10 +129,10 @@ async fn an_upload_whose_job_failed_stays_for_its_retry() {
     let mut world = World::new(LinkMode::ImportExport).await;
     let inode = world.write("/data/model.pt", &large()).await;
     // Longer than anybody asks again for a part.
-    let away = || Fault::Fail(ErrorKind::BucketUnavailable);
+    let away = || Fault::Fail(ErrorKind::Unavailable);
     world.server.faults.lock().unwrap().extend(std::iter::repeat_with(away).take(18));
     let failed = world.job(JobKind::Export, "/data").await;
-    assert_eq!(failed.failures[0].failure.kind, ErrorKind::BucketUnavailable);
+    assert_eq!(failed.failures[0].failure.kind, ErrorKind::Unavailable);
     let upload = world.upload_under_way(inode).await.expect("it stays");
     world.server.faults.lock().unwrap().clear();
     // A start gives up what nobody is to go on with.

@@ -266,6 +266,11 @@ impl World {
 
     /// Runs everything that goes by itself until `work` is done.
     pub(super) async fn run_beside<T>(&self, work: impl Future<Output = T>) -> T {
+        self.run_for(LIMIT, work).await
+    }
+
+    /// The same of what may take that long.
+    pub(super) async fn run_for<T>(&self, limit: Duration, work: impl Future<Output = T>) -> T {
         let stop = CancellationToken::new();
         let watch = async {
             let result = work.await;
@@ -273,7 +278,7 @@ impl World {
             result
         };
         let all = Box::pin(self.hydration.run(stop.clone()));
-        match tokio::time::timeout(LIMIT, async { tokio::join!(all, watch).1 }).await {
+        match tokio::time::timeout(limit, async { tokio::join!(all, watch).1 }).await {
             Ok(result) => result,
             Err(_) => panic!("it does not end: {:?}", self.hydration.list_auto_exports().await),
         }

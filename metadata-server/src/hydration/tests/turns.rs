@@ -19,7 +19,8 @@ use crate::{
 
 impl World {
     /// Links a directory to a bucket of its own.
-    async fn link_another(&self, path: &str) -> tempfile::TempDir {
+    /// Links another bucket.
+    pub(super) async fn link_another(&self, path: &str) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let (path, bucket) = (path.as_bytes().to_vec(), bucket_of(directory.path()));
         let add = AddLink { path, bucket, mode: LinkMode::ImportExport };
@@ -27,7 +28,8 @@ impl World {
         directory
     }
 
-    async fn begin(&self, kind: JobKind, path: &str) -> JobId {
+    /// Takes a job into the queue.
+    pub(super) async fn begin(&self, kind: JobKind, path: &str) -> JobId {
         let start = StartJob { caller: ROOT, kind, path: path.as_bytes().to_vec() };
         self.hydration.start_job(b"", &start).await.unwrap().id
     }

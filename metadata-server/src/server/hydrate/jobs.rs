@@ -6,6 +6,7 @@ use millrace_protocol::{
     file_list::AppendFiles,
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
+    job_waits::ShowJobWaits,
     selection::{RetryJob, ShowSelection, StartSelected},
     unused::{ShowUnused, StartUnused},
 };
@@ -32,6 +33,7 @@ hydrated! {
     FetchReport [caller] => |hydration, _, it| hydration.fetch_report(&it).await?;
     PutReport [caller] => |hydration, _, it| hydration.put_report(it).await?;
     ShowJobDetail => |hydration, _, it| hydration.show_job_detail(it.id).await?;
+    ShowJobWaits => |hydration, _, it| hydration.show_job_waits(it.id);
     ShowJobOptions => |hydration, _, it| hydration.show_job_options(it.id).await?;
     ShowSelection => |hydration, _, it| hydration.show_selection(it.id).await?;
     ShowStates => |hydration, _, it| hydration.show_states(it.id).await?;

@@ -5,10 +5,11 @@ use millrace_protocol::{
     file_list::{AppendFiles, FileListId, FilesReply},
     job_detail::{DirectoryProgress, JobDetail, JobDetailReply, ShowJobDetail},
     job_options::{PutReport, PutReportReply},
+    job_waits::{JobWait, JobWaitsReply, ShowJobWaits},
     requests::RequestCounts,
     tallied::{Tallied, TalliedReply},
 };
-use millrace_types::JobId;
+use millrace_types::{ErrorKind, Failure, JobId};
 
 use super::{Sample, caller, pair};
 
@@ -35,11 +36,19 @@ pub(super) fn all() -> Vec<Sample> {
     let detail_reply = JobDetailReply { detail, targets: 17, source };
     let put = PutReport { caller: caller(), id: JobId(8), to: "logs/8".into(), table: true };
     let put_reply = PutReportReply { url: "s3://data/logs/8".into(), size: 18 };
+    let wait = JobWait {
+        bucket: "s3://data/".into(),
+        seconds: 19,
+        next_seconds: 20,
+        seconds_left: 21,
+        failure: Failure::new(ErrorKind::BucketUnavailable, "no answer"),
+    };
     let tallied = Tallied { kind: RequestKind::Hydrate.code(), request: vec![1, 2, 3] };
     [
         pair(&append, &FilesReply { list }),
         pair(&ShowJobDetail { id: JobId(8) }, &detail_reply),
         pair(&put, &put_reply),
+        pair(&ShowJobWaits { id: JobId(8) }, &JobWaitsReply { waits: vec![wait] }),
         pair(&tallied, &TalliedReply { answer: Ok(vec![4, 5]), requests }),
     ]
     .into_iter()

@@ -64,6 +64,8 @@ impl<E: Environment> AutoExporter<E> {
             elsewhere: None,
             // Each file is looked at by itself.
             turn: None,
+            // A link whose bucket is away stands back by itself.
+            patience: None,
         };
         let mut turns = Turns::default();
         let mut files = FuturesUnordered::new();
