@@ -96,9 +96,15 @@ impl Tree {
 
     /// Opens the directory that a key lies in, made with its parents if missing, and the key's
     /// name.
+    ///
+    /// # Errors
+    /// [`Error::NoBucket`] below another root than the known one: nobody would find there what is
+    /// put there once the right one is mounted.
     pub(super) fn open_parent<'k>(&self, key: &'k str) -> Result<(OwnedFd, &'k str), Error> {
         let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
         let mut directory = self.open_root()?;
+        let failed = |error: Errno| self.io_error(&error.into(), key);
+        self.check_same(Identity::of(&directory).map_err(failed)?)?;
         for part in path.split('/').filter(|part| !part.is_empty()) {
             match mkdirat(&directory, part, DIRECTORY_MODE) {
                 Ok(()) | Err(Errno::EXIST) => {}

@@ -199,6 +199,13 @@ async fn where_nothing_is_mounted_nothing_is_gone() {
     fs::write(mount.root().join("stray"), b"").unwrap();
     assert!(bucket.look("stray").await.unwrap().is_some());
     says_that_nothing_is_gone(&bucket, &tag, "another directory").await;
+    // And nothing is put where nobody would find it.
+    let put = bucket.put_small("new", vec![], &Metadata::default(), &Condition::Absent).await;
+    assert!(matches!(put, Err(Error::NoBucket { .. })), "{put:?}");
+    assert!(matches!(
+        bucket.mark_directory("dir/", &Metadata::default()).await,
+        Err(Error::NoBucket { .. })
+    ));
     mount.mount();
     bucket.answers("").await.unwrap();
     assert!(!bucket.is_gone_below("sub/").await.unwrap());
