@@ -280,6 +280,8 @@ struct View {
     /// What it waits for, if it is stuck, and when that was last asked.
     wait: Option<String>,
     asked: Instant,
+    /// When that was last told in a line.
+    told: Option<Instant>,
     shown: Option<Instant>,
     line: String,
 }
@@ -295,14 +297,14 @@ impl View {
         });
         let first = (Instant::now(), Counts::from(job));
         let (moved, asked) = (first, first.0);
-        Self { bar, first, moved, wait: None, asked, shown: None, line: String::new() }
+        Self { bar, first, moved, wait: None, asked, told: None, shown: None, line: String::new() }
     }
 
     /// Whether it has done nothing for a while, and it is time to ask why.
     fn is_stuck(&mut self, job: &Job) -> bool {
         let (now, counts) = (Instant::now(), Counts::from(job));
         if counts != self.moved.1 {
-            (self.moved, self.wait) = ((now, counts), None);
+            (self.moved, self.wait, self.told) = ((now, counts), None, None);
         }
         let is_stuck = now - self.moved.0 >= LINE_PAUSE && now - self.asked >= LINE_PAUSE;
         if is_stuck {
@@ -315,7 +317,13 @@ impl View {
         if let Some(wait) = self.wait.clone() {
             match &self.bar {
                 Some(bar) => bar.set_message(harmless(&wait)),
-                None => self.plain(format!("{} {}: {wait}", kind_name(job.kind), job.id.0)),
+                None if self.told.is_some_and(|told| told.elapsed() < WAIT_PAUSE) => {}
+                None => {
+                    let line = format!("{} {}: {wait}", kind_name(job.kind), job.id.0);
+                    if self.plain(line) {
+                        self.told = self.shown;
+                    }
+                }
             }
             return;
         }
@@ -349,19 +357,23 @@ impl View {
         let line = format!("waits for the cluster: {why}");
         match &self.bar {
             Some(bar) => bar.set_message(harmless(&line)),
-            None => self.plain(line),
+            None => {
+                self.plain(line);
+            }
         }
     }
 
-    /// At most one line every few seconds, and never the same twice.
-    fn plain(&mut self, line: String) {
+    /// At most one line every few seconds, and never the same twice. Whether it was said.
+    fn plain(&mut self, line: String) -> bool {
         let now = Instant::now();
         let due = self.shown.is_none_or(|shown| now - shown >= LINE_PAUSE);
-        if due && line != self.line {
+        let is_new = due && line != self.line;
+        if is_new {
             say(&line);
             self.line = line;
             self.shown = Some(now);
         }
+        is_new
     }
 
     fn end(&mut self) {
@@ -431,6 +443,8 @@ const POLL: Duration = Duration::from_millis(POLL_MS as u64);
 const SECOND_LOOK_MS: u32 = 1_000;
 /// How long the cluster may stay away before watching ends: longer than any restart.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two plain lines about a wait for a bucket, which may take an hour.
+const WAIT_PAUSE: Duration = Duration::from_secs(30);
 /// Between two plain lines: a log of an hour's job stays below 2,000 lines.
 pub(crate) const LINE_PAUSE: Duration = Duration::from_secs(2);
 
