@@ -266,7 +266,7 @@ impl World {
 
     /// Runs everything that goes by itself until `work` is done.
     pub(super) async fn run_beside<T>(&self, work: impl Future<Output = T>) -> T {
-        self.run_for(LIMIT, work).await
+        Box::pin(self.run_for(LIMIT, work)).await
     }
 
     /// The same of what may take that long.
