@@ -126,6 +126,8 @@ run_random() {
     more SAME_HOST_STREAMS=64 -- cluster crashes:: exactly_once:: killed_jobs:: flood:: unwritten::
     more LENGTH=400 -- kernel stress
     more LENGTH=10 -- processes
+    # Where something fails no report is written.
+    [[ ! -e $figures ]] || cat "$figures"
     return "$failed"
 }
 

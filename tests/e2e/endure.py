@@ -57,6 +57,11 @@ def crashes(cluster, mount, minutes, seed):
         "all whole, no error seen by a writer"
 
 
+# Operations of one process: the program loses a few mappings with each `sendfile`, and after half a
+# million operations of the kind here has the 65,530 that Linux gives it (`vm.max_map_count`).
+FSX_PART = 250_000
+
+
 def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", files=4, killing=True):
     """Exercisers side by side, each with a file and a seed of its own, while servers are killed.
 
@@ -65,20 +70,29 @@ def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", files=4, k
     folder = mount / settings.removesuffix(".toml")
     folder.mkdir()
     cluster.cli("stripe", "set", "--chunk-size", "64KiB", folder)
-    settings = HERE / "suites" / settings
+    each, kills, generator = operations // files, 0, random.Random(seed)
+    for done in range(0, each, FSX_PART):
+        command = [tools / "fsx", "-f", HERE / "suites" / settings, "-N", min(FSX_PART, each - done)]
+        kills += fsx_part(cluster, folder, command, seed + done, files, killing and generator)
+    return f"fsx: {each} operations on each of {files} files (mapped reads and " \
+        "writes, truncate, fallocate, holes and copy_file_range too), " \
+        f"{kills or 'no'} kills of servers: no difference"
+
+
+def fsx_part(cluster, folder, command, seed, files, killing):
+    """Runs one process for each file to its end, and says how many servers it has killed."""
     logs = tempfile.TemporaryDirectory(prefix="fsx-", dir=cluster.directory.parent)
-    running, kills, generator = [], 0, random.Random(seed)
+    running, kills = [], 0
     try:
         for index in range(files):
+            own = ["-S", seed + index, "-P", logs.name, folder / str(index)]
             with open(pathlib.Path(logs.name) / f"{index}.log", "w", encoding="utf-8") as log:
-                command = [tools / "fsx", "-f", settings, "-N", operations // files]
-                command += ["-S", seed + index, "-P", logs.name, folder / str(index)]
-                running.append(subprocess.Popen([str(word) for word in command], stdout=log,
+                running.append(subprocess.Popen([str(word) for word in command + own], stdout=log,
                                                 stderr=log, stdin=subprocess.DEVNULL))
         while any(process.poll() is None for process in running):
-            time.sleep(generator.uniform(0.5, 4.0))
+            time.sleep(killing.uniform(0.5, 4.0) if killing else 1.0)
             if killing:
-                cluster.kill(generator.choice(SERVERS))
+                cluster.kill(killing.choice(SERVERS))
                 cluster.up()
                 kills += 1
         for index, process in enumerate(running):
@@ -89,9 +103,7 @@ def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", files=4, k
             process.kill()
             process.wait()
         logs.cleanup()
-    return f"fsx: {operations // files} operations on each of {files} files (mapped reads and " \
-        "writes, truncate, fallocate, holes and copy_file_range too), " \
-        f"{kills or 'no'} kills of servers: no difference"
+    return kills
 
 
 def with_lists(cluster, directory):

@@ -114,7 +114,7 @@ impl LateOpens {
 /// How long a file stays: a program's open follows its lookup within microseconds, and comes later
 /// only where it gets no processor. With names that are kept by the kernel, a client counts on a
 /// tenth of this for the same.
-const KEPT: Duration = Duration::from_secs(1);
+pub const KEPT: Duration = Duration::from_secs(1);
 
 /// How long a name counts as one under which files are missed. Of one that is missed again after
 /// that an open takes two attempts once more.

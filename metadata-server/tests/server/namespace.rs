@@ -20,7 +20,7 @@ use std::{
     vec,
 };
 
-use millrace_metadata_server::{engine::StoreKind, ops};
+use millrace_metadata_server::{engine::StoreKind, ops, sessions::late_opens};
 use millrace_protocol::{
     capability::{Capability, Rights},
     codec,
@@ -191,11 +191,19 @@ impl Test {
         }
         // Another may be under way.
         let outer = mem::replace(&mut self.random, Random::seeded(step.seed));
+        self.end_late_opens();
         self.server.time.advance(Duration::from_millis(self.random.within(1..3_000)));
         self.model.now = self.server.turn(|core| core.now());
         self.perform(step.operation);
         self.random = outer;
         true
+    }
+
+    /// Waits until nothing stays for opens that found their file gone: to the model, files are gone
+    /// with their last name.
+    fn end_late_opens(&self) {
+        self.server.time.advance(late_opens::KEPT);
+        self.server.turn(|core| core.drop_late().unwrap());
     }
 
     /// Runs a request at the server; sometimes twice, because a client that heard nothing sends it
@@ -260,6 +268,7 @@ impl Test {
 
     /// The invariants, the queues of contents to free, and what the model has.
     fn check(&mut self) {
+        self.end_late_opens();
         let queues = self.server.turn(|core| {
             invariants::check(core.view());
             [1, 2].map(|number| invariants::queue(core.view(), TargetId([number; 8])))

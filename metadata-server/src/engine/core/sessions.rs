@@ -173,7 +173,10 @@ impl Core {
 
     /// Lets go of some of what has stayed for long enough for opens that were under way; called
     /// again, this goes on.
-    fn drop_late(&mut self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn drop_late(&mut self) -> Result<(), Failure> {
         let over = self.readers.late.over(self.now());
         if over.is_empty() || !self.room.is_enough_for_ends() {
             return Ok(());
