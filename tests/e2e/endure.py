@@ -57,8 +57,8 @@ def crashes(cluster, mount, minutes, seed):
         "all whole, no error seen by a writer"
 
 
-# Operations of one process: the program loses a few mappings with each `sendfile`, and after half a
-# million operations of the kind here has the 65,530 that Linux gives it (`vm.max_map_count`).
+# Operations of one process: the program loses mappings as it goes on, and after some 400,000 small
+# operations it has the 65,530 that Linux gives it (`vm.max_map_count`).
 FSX_PART = 250_000
 
 
