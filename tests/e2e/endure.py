@@ -72,7 +72,8 @@ def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", files=4, k
     cluster.cli("stripe", "set", "--chunk-size", "64KiB", folder)
     each, kills, generator = operations // files, 0, random.Random(seed)
     for done in range(0, each, FSX_PART):
-        command = [tools / "fsx", "-f", HERE / "suites" / settings, "-N", min(FSX_PART, each - done)]
+        part = min(FSX_PART, each - done)
+        command = [tools / "fsx", "-f", HERE / "suites" / settings, "-N", part]
         kills += fsx_part(cluster, folder, command, seed + done, files, killing and generator)
     return f"fsx: {each} operations on each of {files} files (mapped reads and " \
         "writes, truncate, fallocate, holes and copy_file_range too), " \
