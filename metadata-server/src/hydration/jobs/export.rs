@@ -310,7 +310,9 @@ pub(super) fn begin<'a, E: Environment>(
             Ended { inode: id, result: result.map(|()| Counted::Yes { sent: Sent::Nothing }) }
         })),
         Body::Directory(body) => {
-            Some(is_listed(body)).filter(|is_listed| *is_listed)?;
+            if !is_listed(body) {
+                return None;
+            }
             Some(Box::pin(async move {
                 let id = inode.id;
                 let result = directory_export::run(context, &inode).await;
