@@ -7,7 +7,8 @@
 //!
 //! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`files`], [`log`],
 //! [`snapshot`], [`engine`], [`sessions`], [`leases`], [`locks`], [`written`], [`targets`],
-//! [`capability`], [`ops`], [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`].
+//! [`capability`], [`ops`], [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`],
+//! [`memory`].
 
 pub mod apply;
 pub mod capability;
@@ -20,6 +21,7 @@ pub mod hydration;
 pub mod leases;
 pub mod locks;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod namespace;
 pub mod ops;

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use millrace_metadata_server::{daemon::Daemon, settings::Settings};
+use millrace_metadata_server::{daemon::Daemon, memory, settings::Settings};
 use millrace_runtime::Drained;
 use millrace_service::{
     daemon::{self, DaemonArguments, Ended, StopSignals},
@@ -36,12 +36,16 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    let pages = memory::in_small_pages();
     let arguments = Arguments::parse();
     daemon::main(
         "millrace-metadata",
         env!("CARGO_PKG_VERSION"),
         &arguments.daemon,
         |settings: Settings| -> anyhow::Result<Ended> {
+            if let Err(error) = pages {
+                tracing::warn!(%error, "memory may come in huge pages, and is more then");
+            }
             if let Some(Task::Restore { file }) = &arguments.task {
                 let restored = millrace_metadata_server::daemon::restore(&settings, file)?;
                 tracing::info!(index = %restored.index, data = %settings.data.display(),

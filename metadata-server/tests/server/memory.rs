@@ -9,6 +9,7 @@ use std::{
 use millrace_metadata_server::{
     command::{Command, Create, RegisterHost},
     engine::{Core, Engine, EngineSettings, StoreKind},
+    memory,
     namespace::tree,
 };
 use millrace_protocol::{metadata::NewNode, session::Caller};
@@ -35,6 +36,8 @@ const LOOKUPS: usize = 50_000;
 #[test]
 #[ignore = "the process whose memory `memory_has_its_bound` measures"]
 fn fills_and_looks_up() {
+    // As the daemon does first.
+    memory::in_small_pages().unwrap();
     let place = env::var_os(PLACE).expect("the test that starts this one says where");
     let place = Path::new(&place);
     let new = EngineSettings::new(place.join("metadata"), CLUSTER);
