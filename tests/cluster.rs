@@ -10,6 +10,8 @@ mod auto_export;
 mod backup;
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
+#[path = "cluster/bucket_away.rs"]
+mod bucket_away;
 #[path = "cluster/buckets.rs"]
 mod buckets;
 #[path = "cluster/changes.rs"]

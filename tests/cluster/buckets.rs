@@ -241,55 +241,6 @@ fn a_hydrated_tree_is_read_while_the_bucket_is_away() -> Result<()> {
 }
 
 #[test]
-fn jobs_wait_for_a_bucket_that_is_away_and_say_so() -> Result<()> {
-    const FILES: usize = 30;
-    let bucket = Bucket::start()?;
-    for number in 0..FILES {
-        bucket.put(&format!("set/in/{number}"), &bytes(20_000, number))?;
-    }
-    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let endpoint = proxy.endpoint();
-    let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];
-    cluster.cli(&[&add[..], &["--mode", "import-export"]].concat())?.ok()?;
-    cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
-    let out = cluster.mount().join("set/out");
-    fs::create_dir(&out)?;
-    for number in 0..FILES {
-        fs::write(out.join(number.to_string()), bytes(20_000, number))?;
-    }
-    proxy.set(Weather::Down);
-    let mut ids = Vec::new();
-    for words in [["hydrate", "mr:/set/in"], ["export", "mr:/set/out"]] {
-        let id = cluster.json(&words)?["id"].to_string();
-        let show = ["job", "show", &id, "--at-once"];
-        let shown = wait_for("a job that waits", || {
-            let shown = cluster.json(&show).ok()?;
-            shown["waits"].is_array().then_some(shown)
-        })?;
-        ensure!(shown["state"] == "running" && shown["errors"] == 0, "{shown}");
-        ensure!(shown["waits"][0]["bucket"] == "s3://data/", "{shown}");
-        let told = cluster.cli(&show)?;
-        ensure!(told.stdout.contains("waits for s3://data/ for "), "{told}");
-        ids.push(id);
-    }
-    let list = cluster.cli(&["job", "list"])?;
-    ensure!(list.stdout.matches("waits for s3://data/").count() == 2, "{list}");
-    proxy.set(Weather::Fair);
-    for id in ids {
-        let ended = cluster.json(&["job", "show", &id, "--wait"])?;
-        ensure!(ended["state"] == "succeeded" && ended["waits"].is_null(), "{ended}");
-        ensure!(ended["files_done"] == ended["files_total"], "{ended}");
-    }
-    for number in 0..FILES {
-        let body = bytes(20_000, number);
-        ensure!(bucket.get(&format!("set/out/{number}"))? == body, "{number}");
-        ensure!(state(&cluster, &format!("mr:/set/in/{number}"))? == "hydrated", "{number}");
-    }
-    Ok(())
-}
-
-#[test]
 fn a_forbidden_an_absent_and_an_unreachable_bucket_are_refused_with_what_to_do() -> Result<()> {
     let bucket = Bucket::start()?;
     let allowed = Cluster::start(Wish::default().with_bucket(&bucket))?;
