@@ -57,7 +57,12 @@ pub(super) async fn run<E: Environment>(
         }
         is_first = false;
         let wanted: Vec<Item> = open.iter().map(|one| one.wanted.item.clone()).collect();
-        let asked = ask(context, known, place, wanted).await;
+        let asked = ask(context, known, place, wanted);
+        // Those of a request have one bucket, but where a job goes over several links.
+        let asked = match open.first() {
+            Some(one) => context.watched(one.wanted.inode, asked).await,
+            None => asked.await,
+        };
         let failed = Instant::now();
         let mut answers = asked.into_iter();
         for one in open {

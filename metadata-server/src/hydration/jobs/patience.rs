@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -39,6 +40,11 @@ const TRIES_MAX: u32 = 2;
 
 /// How often it is tried in all, where its bucket comes and goes.
 const RETURNS_MAX: u32 = 5;
+
+/// How long something may take before its buckets are looked at beside it. A bucket that refuses
+/// fails what asks it at once; one that says nothing keeps it for minutes, and so long nobody would
+/// hear of it. Most requests of a job take some seconds at the most, and 64 MiB of a slow one so long.
+const LOOK_AFTER: Duration = Duration::from_secs(30);
 
 /// What one job knows of the buckets that failed it.
 #[derive(Debug, Default)]
@@ -180,7 +186,7 @@ impl<E: Environment> Context<'_, E> {
         let mut tries = Tries::default();
         loop {
             self.answered(id).await?;
-            match work().await {
+            match self.watched(id, work()).await {
                 Err(failure) => self.again(id, failure, Instant::now(), &mut tries).await?,
                 done => return done,
             }
@@ -229,11 +235,7 @@ impl<E: Environment> Context<'_, E> {
         let is_of_bucket = matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::Busy);
         let Some(patience) = self.patience.filter(|_| is_of_bucket) else { return Err(failure) };
         let mut was_away = false;
-        for bucket in self.buckets_of(id).await.unwrap_or_default() {
-            let (Ok(spec), Ok(open)) = (spec_of(&bucket), self.importer.bucket(&bucket)) else {
-                continue;
-            };
-            let known = patience.enter(&spec, open);
+        for known in self.entered(patience, id).await {
             was_away = known.settle(failed, |pause| self.jitter(pause)).await?;
             if was_away {
                 break;
@@ -243,6 +245,40 @@ impl<E: Environment> Context<'_, E> {
             true => Ok(()),
             false => Err(failure),
         }
+    }
+
+    /// Does something with an inode, and looks at its buckets meanwhile if that takes long: it goes
+    /// on, but nothing is begun beside it while one is away, and that is told.
+    pub(super) async fn watched<T>(&self, id: InodeId, work: impl Future<Output = T>) -> T {
+        let Some(patience) = self.patience else { return work.await };
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = Box::pin(self.watch(patience, id)) => match never {},
+        }
+    }
+
+    async fn watch(&self, patience: &Patience, id: InodeId) -> Infallible {
+        loop {
+            tokio::time::sleep(LOOK_AFTER).await;
+            // What others found a moment ago will do.
+            let (now, moment) = (Instant::now(), LOOK_AFTER / 2);
+            let lately = now.checked_sub(moment).unwrap_or(now);
+            for known in self.entered(patience, id).await {
+                if let Err(failure) = known.settle(lately, |pause| self.jitter(pause)).await {
+                    tracing::debug!(%failure, "what is under way goes on");
+                }
+            }
+        }
+    }
+
+    /// What the job knows of the buckets that work on an inode may need, from now on at the latest.
+    async fn entered(&self, patience: &Patience, id: InodeId) -> Vec<Arc<Known>> {
+        let buckets = self.buckets_of(id).await.unwrap_or_default();
+        let known = buckets.iter().filter_map(|bucket| {
+            Some(patience.enter(&spec_of(bucket).ok()?, self.importer.bucket(bucket).ok()?))
+        });
+        known.collect()
     }
 
     /// The buckets that work on an inode may need, the one that it goes to first.
