@@ -12,6 +12,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    convert::Infallible,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -317,6 +318,7 @@ impl<E: Environment> Jobs<E> {
                     () = begun.stop.cancelled() => JobState::Cancelled,
                     end = tally.clone().scope(self.work(&record, &how, &begun.work)) => end,
                     () = self.report_for_ever(&begun.work, id) => JobState::Failed,
+                    never = self.look_for_ever(&begun.work) => match never {},
                 };
                 // Never dropped in its middle: a deletion that is on its way must not be overtaken
                 // by what has the turn next.
@@ -461,6 +463,12 @@ impl<E: Environment> Jobs<E> {
         work.progress.end()
     }
 
+    /// Looks at the buckets that a job has found away.
+    async fn look_for_ever(&self, work: &Work) -> Infallible {
+        let random = || self.environment.random();
+        work.patience.look_for_ever(|pause| patience::shortened(pause, random())).await
+    }
+
     /// At the end of an export of a whole tree: what was removed there is deleted in the bucket,
     /// where the link says so. Stops between two objects when the job is cancelled. How the job
     /// ends.
@@ -475,6 +483,7 @@ impl<E: Environment> Jobs<E> {
             tokio::select! {
                 () = self.deleter.finish(&context, &begun.stop) => {}
                 () = self.report_for_ever(&begun.work, begun.id) => {}
+                never = self.look_for_ever(&begun.work) => match never {},
             }
         }
         match begun.stop.is_cancelled() {

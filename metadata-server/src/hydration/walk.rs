@@ -195,6 +195,11 @@ impl Walk {
         is_there
     }
 
+    /// Where the next step is.
+    pub(super) fn at(&self) -> InodeId {
+        self.open.last().map_or(self.top.0, |next| next.directory)
+    }
+
     /// The directory of which the next step asks its bucket, if it does.
     pub(super) async fn asks<E: Environment>(
         &self,

@@ -57,13 +57,9 @@ pub(super) async fn run<E: Environment>(
         }
         is_first = false;
         let wanted: Vec<Item> = open.iter().map(|one| one.wanted.item.clone()).collect();
-        let asked = ask(context, known, place, wanted);
-        // Those of a request have one bucket, but where a job goes over several links.
-        let asked = match open.first() {
-            Some(one) => context.watched(one.wanted.inode, asked).await,
-            None => asked.await,
-        };
-        let failed = Instant::now();
+        let ids: Vec<_> = open.iter().map(|one| one.wanted.inode).collect();
+        let begun = Instant::now();
+        let asked = context.watched(&ids, ask(context, known, place, wanted)).await;
         let mut answers = asked.into_iter();
         for one in open {
             let answer = answers.next().unwrap_or_else(|| Err(ErrorKind::Protocol.into()));
@@ -72,7 +68,7 @@ pub(super) async fn run<E: Environment>(
                 continue;
             };
             // It is asked for again, if it may be.
-            let again = context.again(one.wanted.inode, failure, failed, &mut one.tries).await;
+            let again = context.again(one.wanted.inode, failure, begun, &mut one.tries).await;
             one.answer = again.err().map(Err);
         }
     }

@@ -2,13 +2,13 @@
 //! failing one file after the other with all their retries.
 //!
 //! Whether that is so is not guessed from failures, of which a key, a file or a target may be the
-//! reason: the metadata server looks, with one request. While a bucket is away one of all that wait
-//! for it in the job looks at it; nothing that needs it is begun. What failed is tried again once
-//! it answers. All of that is in memory: a job that goes on after a restart waits anew.
+//! reason: the metadata server looks, with one request, also where something takes very long. While
+//! a bucket is away it is looked at for the whole job; nothing that needs it is begun. What failed
+//! is tried again once it answers. All of that is in memory: a job that goes on after a restart
+//! waits anew.
 
 use std::{
     collections::{BTreeSet, HashMap},
-    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -32,6 +32,7 @@ use crate::{
     },
 };
 
+mod beside;
 mod standing;
 
 /// How often something is tried whose bucket answers to others: a bucket may have been away for a
@@ -41,18 +42,13 @@ const TRIES_MAX: u32 = 2;
 /// How often it is tried in all, where its bucket comes and goes.
 const RETURNS_MAX: u32 = 5;
 
-/// How long something may take before its buckets are looked at beside it. A bucket that refuses
-/// fails what asks it at once; one that says nothing keeps it for minutes, and so long nobody would
-/// hear of it. Most requests of a job take some seconds at the most, and 64 MiB of a slow one so long.
-const LOOK_AFTER: Duration = Duration::from_secs(30);
-
-/// What one job knows of the buckets that failed it.
+/// What one job knows of the buckets that failed it, or that it waits for answers of.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
     known: Mutex<HashMap<LinkSpec, Arc<Known>>>,
 }
 
-/// A bucket that failed the job at least once.
+/// A bucket that failed the job, or was slow, at least once.
 #[derive(Debug)]
 struct Known {
     bucket: Arc<Bucket>,
@@ -80,7 +76,7 @@ impl Patience {
         waits
     }
 
-    /// What it knows of a bucket that has failed it.
+    /// What it knows of a bucket, if anything.
     fn known_of(&self, bucket: &cluster::Bucket) -> Option<Arc<Known>> {
         self.known().get(&spec_of(bucket).ok()?.without_prefix()).cloned()
     }
@@ -95,7 +91,7 @@ impl Patience {
         self.known().values().any(|known| matches!(*known.standing(), Standing::Away(_)))
     }
 
-    /// A bucket may have failed it.
+    /// A bucket may have failed it, or be about to.
     fn enter(&self, spec: &LinkSpec, bucket: Arc<Bucket>) -> Arc<Known> {
         let begin = || {
             let (standing, look) = (Mutex::default(), tokio::sync::Mutex::default());
@@ -114,35 +110,40 @@ impl Known {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the bucket has answered after something failed then. Whether it was away
-    /// meanwhile. May be dropped at any time: another one that waits looks then.
+    /// Waits until the bucket has answered after something failed, which was tried from then till
+    /// then. Whether it was away meanwhile. May be dropped at any time.
     ///
     /// # Errors
     /// That it was away for too long.
     async fn settle(
         &self,
-        failed: Instant,
+        tried: (Instant, Instant),
         jitter: impl Fn(Duration) -> Duration,
     ) -> Result<bool, Failure> {
         let _look = self.look.lock().await;
         loop {
-            let due = match self.standing().next(failed) {
+            let due = match self.standing().next(tried) {
                 Next::Goes { was_away } => return Ok(was_away),
                 Next::GiveUp(failure) => return Err(failure),
                 Next::Look(due) => due,
             };
             tokio::time::sleep_until(due).await;
-            let began = Instant::now();
-            let found = self.bucket.answers(&self.prefix).await.map_err(Failure::from);
-            let why = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
-            let change = self.standing().handle(found, (began, Instant::now()), &jitter);
-            let bucket = self.bucket.name();
-            match change {
-                Change::Nothing => {}
-                Change::WentAway => tracing::warn!(bucket, why, "a job waits for a bucket"),
-                Change::CameBack => tracing::info!(bucket, "a job goes on with a bucket"),
-                Change::GaveUp => tracing::warn!(bucket, why, "a job waits no more for a bucket"),
-            }
+            self.look_once(&jitter).await;
+        }
+    }
+
+    /// Looks at it now. The caller has the turn to.
+    async fn look_once(&self, jitter: impl Fn(Duration) -> Duration) {
+        let began = Instant::now();
+        let found = self.bucket.answers(&self.prefix).await.map_err(Failure::from);
+        let why = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let change = self.standing().handle(found, (began, Instant::now()), jitter);
+        let bucket = self.bucket.name();
+        match change {
+            Change::Nothing => {}
+            Change::WentAway => tracing::warn!(bucket, why, "a job waits for a bucket"),
+            Change::CameBack => tracing::info!(bucket, "a job goes on with a bucket"),
+            Change::GaveUp => tracing::warn!(bucket, why, "a job waits no more for a bucket"),
         }
     }
 
@@ -186,8 +187,9 @@ impl<E: Environment> Context<'_, E> {
         let mut tries = Tries::default();
         loop {
             self.answered(id).await?;
-            match self.watched(id, work()).await {
-                Err(failure) => self.again(id, failure, Instant::now(), &mut tries).await?,
+            let begun = Instant::now();
+            match self.watched(&[id], work()).await {
+                Err(failure) => self.again(id, failure, begun, &mut tries).await?,
                 done => return done,
             }
         }
@@ -199,16 +201,10 @@ impl<E: Environment> Context<'_, E> {
     /// [`ErrorKind::BucketUnavailable`] of one that was away for too long.
     pub(super) async fn answered(&self, id: InodeId) -> Result<(), Failure> {
         let Some(patience) = self.patience.filter(|_| !self.is_fair()) else { return Ok(()) };
-        // Who cannot ask the server itself finds that out by the work. What goes elsewhere may need
-        // nothing of its own link's bucket.
-        let buckets = match self.elsewhere {
-            Some(to) => vec![to.bucket.clone()],
-            None => self.buckets_of(id).await.unwrap_or_default(),
-        };
-        let now = Instant::now();
+        let (buckets, now) = (self.needed(id).await, Instant::now());
         for known in buckets.iter().filter_map(|bucket| patience.known_of(bucket)) {
             if !known.standing().is_fair() {
-                known.settle(now, |pause| self.jitter(pause)).await?;
+                known.settle((now, now), |pause| self.jitter(pause)).await?;
             }
         }
         Ok(())
@@ -219,8 +215,8 @@ impl<E: Environment> Context<'_, E> {
         self.patience.is_none_or(Patience::is_fair)
     }
 
-    /// Returns when what failed with an inode then is to be tried again: none of the buckets that
-    /// it needs is away, or not any more.
+    /// Returns when what failed with an inode just now, begun then, is to be tried again: none of
+    /// the buckets that it needs is away, or not any more.
     ///
     /// # Errors
     /// The failure itself, when that was not the bucket's, or when it was tried often enough;
@@ -229,14 +225,18 @@ impl<E: Environment> Context<'_, E> {
         &self,
         id: InodeId,
         failure: Failure,
-        failed: Instant,
+        begun: Instant,
         tries: &mut Tries,
     ) -> Result<(), Failure> {
         let is_of_bucket = matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::Busy);
         let Some(patience) = self.patience.filter(|_| is_of_bucket) else { return Err(failure) };
-        let mut was_away = false;
-        for known in self.entered(patience, id).await {
-            was_away = known.settle(failed, |pause| self.jitter(pause)).await?;
+        let (failed, mut was_away) = (Instant::now(), false);
+        for (number, bucket) in self.buckets_of(id).await.unwrap_or_default().iter().enumerate() {
+            let Some(known) = self.entered(patience, bucket) else { continue };
+            let settled = known.settle((begun, failed), |pause| self.jitter(pause)).await;
+            // The first is the one that failed it, most likely: of others it says nothing.
+            was_away =
+                settled.map_err(|given_up| if number == 0 { given_up } else { failure.clone() })?;
             if was_away {
                 break;
             }
@@ -247,38 +247,18 @@ impl<E: Environment> Context<'_, E> {
         }
     }
 
-    /// Does something with an inode, and looks at its buckets meanwhile if that takes long: it goes
-    /// on, but nothing is begun beside it while one is away, and that is told.
-    pub(super) async fn watched<T>(&self, id: InodeId, work: impl Future<Output = T>) -> T {
-        let Some(patience) = self.patience else { return work.await };
-        tokio::select! {
-            biased;
-            done = work => done,
-            never = Box::pin(self.watch(patience, id)) => match never {},
-        }
+    /// What the job knows of a bucket, from now on at the latest.
+    fn entered(&self, patience: &Patience, bucket: &cluster::Bucket) -> Option<Arc<Known>> {
+        Some(patience.enter(&spec_of(bucket).ok()?, self.importer.bucket(bucket).ok()?))
     }
 
-    async fn watch(&self, patience: &Patience, id: InodeId) -> Infallible {
-        loop {
-            tokio::time::sleep(LOOK_AFTER).await;
-            // What others found a moment ago will do.
-            let (now, moment) = (Instant::now(), LOOK_AFTER / 2);
-            let lately = now.checked_sub(moment).unwrap_or(now);
-            for known in self.entered(patience, id).await {
-                if let Err(failure) = known.settle(lately, |pause| self.jitter(pause)).await {
-                    tracing::debug!(%failure, "what is under way goes on");
-                }
-            }
+    /// The buckets that must answer before work on an inode is begun. What goes elsewhere may need
+    /// nothing of its own link's. Who cannot ask the server itself finds that out by the work.
+    async fn needed(&self, id: InodeId) -> Vec<cluster::Bucket> {
+        match self.elsewhere {
+            Some(to) => vec![to.bucket.clone()],
+            None => self.buckets_of(id).await.unwrap_or_default(),
         }
-    }
-
-    /// What the job knows of the buckets that work on an inode may need, from now on at the latest.
-    async fn entered(&self, patience: &Patience, id: InodeId) -> Vec<Arc<Known>> {
-        let buckets = self.buckets_of(id).await.unwrap_or_default();
-        let known = buckets.iter().filter_map(|bucket| {
-            Some(patience.enter(&spec_of(bucket).ok()?, self.importer.bucket(bucket).ok()?))
-        });
-        known.collect()
     }
 
     /// The buckets that work on an inode may need, the one that it goes to first.
@@ -288,11 +268,15 @@ impl<E: Environment> Context<'_, E> {
         Ok(elsewhere.into_iter().chain(linked).collect())
     }
 
-    /// Half to all of a pause, so that jobs which lost a bucket together do not look together.
     fn jitter(&self, pause: Duration) -> Duration {
-        let share = f64::from(u32::try_from(self.environment.random() >> 32).unwrap_or(0));
-        pause.mul_f64(0.5 + share / f64::from(u32::MAX) / 2.0)
+        shortened(pause, self.environment.random())
     }
+}
+
+/// Half to all of a pause, so that jobs which lost a bucket together do not look together.
+pub(super) fn shortened(pause: Duration, random: u64) -> Duration {
+    let share = f64::from(u32::try_from(random >> 32).unwrap_or(0));
+    pause.mul_f64(0.5 + share / f64::from(u32::MAX) / 2.0)
 }
 
 /// The buckets of the links that an inode lies below, and that its bytes come from.

@@ -202,10 +202,12 @@ impl Listed {
                     context.answered(known).await?;
                 }
             }
-            match descend(environment, importer, root, path, caller).await {
+            let begun = Instant::now();
+            let found = descend(environment, importer, root, path, caller);
+            match context.watched(&[root], found).await {
                 Err(failure) => {
                     let known = known_of(environment, root, path).await;
-                    context.again(known, failure, Instant::now(), &mut tries).await?;
+                    context.again(known, failure, begun, &mut tries).await?;
                 }
                 found => return found,
             }
@@ -233,6 +235,7 @@ async fn pages<E: Environment>(
 ) -> Result<Option<Page>, Unfound> {
     let mut tries = Tries::default();
     loop {
+        let begun = Instant::now();
         let page = listed(walk, context).await;
         let branch = branch.clone().unwrap_or_else(|| walk.branch().cloned());
         let (directory, failure) = match page {
@@ -240,7 +243,7 @@ async fn pages<E: Environment>(
             Err(unlisted) => unlisted,
         };
         let kept = failure.clone();
-        let failure = match context.again(directory, failure, Instant::now(), &mut tries).await {
+        let failure = match context.again(directory, failure, begun, &mut tries).await {
             Ok(()) if walk.try_again() => continue,
             Ok(()) => kept,
             Err(failure) => failure,
@@ -261,7 +264,8 @@ async fn listed<E: Environment>(
         walk.pass_over();
         return Err((directory, failure));
     }
-    walk.next(&**context.environment, context.importer).await
+    let at = walk.at();
+    context.watched(&[at], walk.next(&**context.environment, context.importer)).await
 }
 
 fn walk(top: InodeId, unlisted: Unlisted, viewer: Option<&Caller>) -> Walk {

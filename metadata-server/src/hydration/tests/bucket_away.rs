@@ -16,6 +16,7 @@ use millrace_protocol::{
     selection::Selection,
 };
 use millrace_types::{ErrorKind, JobId};
+use tempfile::TempDir;
 use tokio::time::Instant;
 
 use super::{
@@ -57,6 +58,19 @@ impl World {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Begins an export to another place.
+    async fn begin_copy(&self, path: &str, to: &Path) -> JobId {
+        let destination = Some(Destination { bucket: bucket_of(to), overwrite: false });
+        let path = path.as_bytes().to_vec();
+        let request = StartWithOptions {
+            start: StartJob { caller: ROOT, kind: JobKind::Export, path },
+            selection: Selection::default(),
+            dry_run: false,
+            options: JobOptions { destination, ..JobOptions::default() },
+        };
+        self.hydration.start_with_options(b"", &request).await.unwrap().id
     }
 
     /// How a job over `/data` ends whose bucket stays away.
@@ -107,16 +121,7 @@ async fn an_export_to_another_place_waits_for_that() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.make_directory("/run").await;
     world.write("/run/file", b"some bytes").await;
-    let bucket = bucket_of(world.bucket_dir.path());
-    let destination = Some(Destination { bucket, overwrite: false });
-    let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/run".to_vec() };
-    let request = StartWithOptions {
-        start,
-        selection: Selection::default(),
-        dry_run: false,
-        options: JobOptions { destination, ..JobOptions::default() },
-    };
-    let id = world.hydration.start_with_options(b"", &request).await.unwrap().id;
+    let id = world.begin_copy("/run", world.bucket_dir.path()).await;
     let job = world.over(id).await;
     assert_eq!((job.files_done, job.bytes_done), (1, 10));
     assert_eq!(fs::read(world.object("file")).unwrap(), b"some bytes");
@@ -271,12 +276,10 @@ async fn jobs_that_wait_for_a_bucket_hold_up_none_of_others() {
 const SILENCE: Duration = Duration::from_secs(240);
 
 impl World {
-    /// A hydrate of one file, whose request a target keeps for so long. `each` is called every
-    /// second meanwhile with what the job waits for.
-    async fn hydrate_slowly(&self, mut each: impl FnMut(Vec<JobWait>)) -> Job {
-        let (silent, hour) = (&self.server.silent, Duration::from_secs(3_600));
-        silent.store(true, Ordering::Relaxed);
-        let (begun, id) = (Instant::now(), self.begin(JobKind::Hydrate, "/data").await);
+    /// How a job ends of which a target keeps a request for so long. `each` is called every second
+    /// meanwhile with what it waits for.
+    async fn slowly(&self, id: JobId, mut each: impl FnMut(Vec<JobWait>)) -> Job {
+        let (begun, hour) = (Instant::now(), Duration::from_secs(3_600));
         let ended = self.run_for(hour, async {
             loop {
                 let job = self.hydration.show_job(id).await.unwrap();
@@ -284,13 +287,21 @@ impl World {
                     return job;
                 }
                 each(self.hydration.show_job_waits(id).waits);
-                silent.store(begun.elapsed() < SILENCE, Ordering::Relaxed);
+                self.server.silent.store(begun.elapsed() < SILENCE, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         });
         let job = ended.await;
         assert!(begun.elapsed() >= SILENCE, "{:?}", begun.elapsed());
+        assert_eq!((job.state, job.files_done, job.errors), (JobState::Succeeded, 1, 0));
         job
+    }
+
+    /// The same of a hydrate of the one file that there is.
+    async fn hydrate_slowly(&self, each: impl FnMut(Vec<JobWait>)) {
+        self.server.silent.store(true, Ordering::Relaxed);
+        let id = self.begin(JobKind::Hydrate, "/data").await;
+        self.slowly(id, each).await;
     }
 }
 
@@ -301,15 +312,14 @@ async fn a_bucket_that_says_nothing_is_noticed_while_requests_are_under_way() {
     world.job(JobKind::Import, "/data").await;
     let (begun, aside) = (Instant::now(), world.unmount());
     let (mut noticed, mut was_back) = (None, false);
-    let job = world.hydrate_slowly(|waits| {
+    let ended = world.hydrate_slowly(|waits| {
         if let (None, false) = (noticed, waits.is_empty()) {
             noticed = Some(begun.elapsed());
             world.mount_again(&aside);
         }
         was_back |= noticed.is_some() && waits.is_empty();
     });
-    let job = job.await;
-    assert_eq!((job.state, job.files_done, job.errors), (JobState::Succeeded, 1, 0));
+    ended.await;
     assert!(noticed.is_some_and(|after| after < Duration::from_secs(60)), "{noticed:?}");
     assert!(was_back, "and that it answers again");
 }
@@ -319,7 +329,19 @@ async fn no_job_waits_for_a_bucket_that_is_only_slow() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.put("file", b"12345");
     world.job(JobKind::Import, "/data").await;
-    let job = world.hydrate_slowly(|waits| assert!(waits.is_empty(), "it answers"));
-    let job = job.await;
-    assert_eq!((job.state, job.files_done, job.errors), (JobState::Succeeded, 1, 0));
+    world.hydrate_slowly(|waits| assert!(waits.is_empty(), "it answers")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_export_elsewhere_does_not_wait_for_the_bucket_of_its_link() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/file", b"some bytes").await;
+    world.job(JobKind::Import, "/data").await;
+    let elsewhere = TempDir::new().unwrap();
+    let id = world.begin_copy("/data", elsewhere.path()).await;
+    world.server.faults.lock().unwrap().push_back(Fault::Stall(SILENCE));
+    let aside = world.unmount();
+    world.slowly(id, |waits| assert!(waits.is_empty(), "{waits:?}")).await;
+    assert_eq!(fs::read(elsewhere.path().join("file")).unwrap(), b"some bytes");
+    world.mount_again(&aside);
 }

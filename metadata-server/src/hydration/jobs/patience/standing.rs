@@ -82,12 +82,25 @@ impl Standing {
         matches!(self, Self::Answers { .. })
     }
 
-    /// What is to be done about something that failed then.
-    pub(super) fn next(&self, failed: Instant) -> Next {
-        let since = |at: &Option<Instant>| at.is_some_and(|at| at >= failed);
+    /// Whether a look that began no earlier has found so.
+    pub(super) fn answers(&self, then: Instant) -> bool {
+        matches!(self, Self::Answers { at: Some(at), .. } if *at >= then)
+    }
+
+    /// When it is looked at next, while it is away.
+    pub(super) fn due(&self) -> Option<Instant> {
         match self {
-            Self::Answers { back, .. } if since(back) => Next::Goes { was_away: true },
-            Self::Answers { at, .. } if since(at) => Next::Goes { was_away: false },
+            Self::Away(away) => Some(away.due),
+            Self::Answers { .. } | Self::GivenUp(_) => None,
+        }
+    }
+
+    /// What is to be done about something that failed, tried from then till then.
+    pub(super) fn next(&self, (begun, failed): (Instant, Instant)) -> Next {
+        match self {
+            Self::Answers { back, .. } if self.answers(failed) => {
+                Next::Goes { was_away: back.is_some_and(|back| back >= begun) }
+            }
             Self::Answers { .. } => Next::Look(failed),
             Self::Away(away) => Next::Look(away.due),
             Self::GivenUp(failure) => Next::GiveUp(failure.clone()),
@@ -158,11 +171,11 @@ mod tests {
     #[test]
     fn one_look_serves_all_that_failed_before_it() {
         let (mut standing, now) = (Standing::default(), Instant::now());
-        assert_eq!(standing.next(now), Next::Look(now), "nothing is known of that moment");
+        assert_eq!(standing.next((now, now)), Next::Look(now), "nothing is known of that moment");
         assert_eq!(look(&mut standing, Ok(()), now), Change::Nothing);
-        assert_eq!(standing.next(now), Next::Goes { was_away: false });
+        assert_eq!(standing.next((now, now)), Next::Goes { was_away: false });
         let later = now + Duration::from_secs(1);
-        assert_eq!(standing.next(later), Next::Look(later), "that failed after the look");
+        assert_eq!(standing.next((later, later)), Next::Look(later), "that failed after the look");
     }
 
     #[test]
@@ -171,7 +184,7 @@ mod tests {
         assert_eq!(look(&mut standing, nobody(), began), Change::WentAway);
         let (mut at, mut pauses) = (began, Vec::new());
         for _ in 0..8 {
-            let Next::Look(due) = standing.next(began) else { panic!("{standing:?}") };
+            let Next::Look(due) = standing.next((began, began)) else { panic!("{standing:?}") };
             pauses.push((due - at).as_secs());
             at = due;
             assert!(!standing.is_fair());
@@ -180,11 +193,12 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(look(&mut standing, Ok(()), at), Change::CameBack);
         assert!(standing.is_fair());
-        assert_eq!(standing.next(began), Next::Goes { was_away: true });
-        // What fails from now on is another matter.
+        assert_eq!(standing.next((began, began)), Next::Goes { was_away: true });
+        // What fails from now on is another matter, but for what was begun before.
         let later = at + Duration::from_secs(1);
         assert_eq!(look(&mut standing, Ok(()), later), Change::Nothing);
-        assert_eq!(standing.next(later), Next::Goes { was_away: false });
+        assert_eq!(standing.next((later, later)), Next::Goes { was_away: false });
+        assert_eq!(standing.next((began, later)), Next::Goes { was_away: true });
     }
 
     #[test]
@@ -193,14 +207,14 @@ mod tests {
         look(&mut standing, nobody(), began);
         let (mut at, mut change) = (began, Change::Nothing);
         while change == Change::Nothing {
-            let Next::Look(due) = standing.next(began) else { panic!("{standing:?}") };
+            let Next::Look(due) = standing.next((began, began)) else { panic!("{standing:?}") };
             at = due;
             change = look(&mut standing, nobody(), at);
         }
         assert_eq!(change, Change::GaveUp);
         let waited = at - began;
         assert!(waited >= PATIENCE && waited <= PATIENCE + PAUSE_MAX, "{waited:?}");
-        let Next::GiveUp(failure) = standing.next(at) else { panic!("{standing:?}") };
+        let Next::GiveUp(failure) = standing.next((at, at)) else { panic!("{standing:?}") };
         let words = failure.to_string();
         assert!(
             words.contains("reached: not for 60 minutes") && words.ends_with("refused"),
