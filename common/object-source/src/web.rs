@@ -265,10 +265,16 @@ impl Web {
 
     async fn request(&self, ask: &Ask) -> Result<HttpRequest, Error> {
         let len = ask.body.content_length();
+        // An empty stream would be sent in chunks, of which there are none, and not every server
+        // reads that behind a DELETE.
+        let body = match len {
+            0 => HttpRequestBody::empty(),
+            _ => HttpRequestBody::from(ask.body.clone()),
+        };
         let mut request = http::Request::builder()
             .method(ask.method.clone())
             .uri(&ask.url)
-            .body(HttpRequestBody::from(ask.body.clone()))
+            .body(body)
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
         request.headers_mut().extend(ask.headers.clone());
         if matches!(ask.method, Method::PUT | Method::POST) {

@@ -188,6 +188,7 @@ fn read(reader: &mut BufReader<TcpStream>, pause: Duration) -> Option<Seen> {
         let Some((name, value)) = line.trim().split_once(':') else { break };
         headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
+    assert!(!headers.contains_key("transfer-encoding"), "{method} {path}: some servers refuse it");
     let told = headers.get("content-length");
     assert!(told.is_some() || !["PUT", "POST"].contains(&method.as_str()), "some servers want it");
     let len = told.map_or(0, |len| len.parse().unwrap());
