@@ -318,7 +318,7 @@ impl<E: Environment> Jobs<E> {
                     () = begun.stop.cancelled() => JobState::Cancelled,
                     end = tally.clone().scope(self.work(&record, &how, &begun.work)) => end,
                     () = self.report_for_ever(&begun.work, id) => JobState::Failed,
-                    never = self.look_for_ever(&begun.work) => match never {},
+                    never = tally.clone().scope(self.look_for_ever(&begun.work)) => match never {},
                 };
                 // Never dropped in its middle: a deletion that is on its way must not be overtaken
                 // by what has the turn next.
@@ -483,6 +483,7 @@ impl<E: Environment> Jobs<E> {
             tokio::select! {
                 () = self.deleter.finish(&context, &begun.stop) => {}
                 () = self.report_for_ever(&begun.work, begun.id) => {}
+                // Counted with the whole deletion.
                 never = self.look_for_ever(&begun.work) => match never {},
             }
         }

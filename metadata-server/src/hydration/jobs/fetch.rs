@@ -60,6 +60,8 @@ pub(super) async fn run<E: Environment>(
         let ids: Vec<_> = open.iter().map(|one| one.wanted.inode).collect();
         let begun = Instant::now();
         let asked = context.watched(&ids, ask(context, known, place, wanted)).await;
+        // The same for all, so that one look serves them.
+        let tried = (begun, Instant::now());
         let mut answers = asked.into_iter();
         for one in open {
             let answer = answers.next().unwrap_or_else(|| Err(ErrorKind::Protocol.into()));
@@ -68,7 +70,7 @@ pub(super) async fn run<E: Environment>(
                 continue;
             };
             // It is asked for again, if it may be.
-            let again = context.again(one.wanted.inode, failure, begun, &mut one.tries).await;
+            let again = context.again(one.wanted.inode, failure, tried, &mut one.tries).await;
             one.answer = again.err().map(Err);
         }
     }

@@ -18,7 +18,7 @@ use millrace_protocol::{cluster, job_waits::JobWait};
 use millrace_types::{ErrorKind, Failure, InodeId, LinkId};
 use tokio::time::Instant;
 
-use self::standing::{Change, Next, PATIENCE, Standing};
+use self::standing::{Change, Next, PATIENCE, Standing, Waits};
 use super::{Context, Environment};
 use crate::{
     hydration::{
@@ -56,6 +56,13 @@ struct Known {
     standing: Mutex<Standing>,
     /// Whoever looks has this. Given up where that work is.
     look: tokio::sync::Mutex<()>,
+}
+
+/// What a look found.
+struct Looked {
+    found: Result<(), Failure>,
+    began: Instant,
+    ended: Instant,
 }
 
 /// How often something was tried.
@@ -128,16 +135,22 @@ impl Known {
                 Next::Look(due) => due,
             };
             tokio::time::sleep_until(due).await;
-            self.look_once(&jitter).await;
+            let looked = self.look_now().await;
+            self.note(looked, Waits::Somebody, &jitter);
         }
     }
 
-    /// Looks at it now. The caller has the turn to.
-    async fn look_once(&self, jitter: impl Fn(Duration) -> Duration) {
+    /// Looks at it. The caller has the turn to, and is to [note](Self::note) what was found.
+    async fn look_now(&self) -> Looked {
         let began = Instant::now();
         let found = self.bucket.answers(&self.prefix).await.map_err(Failure::from);
+        Looked { found, began, ended: Instant::now() }
+    }
+
+    fn note(&self, looked: Looked, waits: Waits, jitter: impl Fn(Duration) -> Duration) {
+        let Looked { found, began, ended } = looked;
         let why = found.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let change = self.standing().handle(found, (began, Instant::now()), jitter);
+        let change = self.standing().handle(found, (began, ended), waits, jitter);
         let bucket = self.bucket.name();
         match change {
             Change::Nothing => {}
@@ -189,7 +202,9 @@ impl<E: Environment> Context<'_, E> {
             self.answered(id).await?;
             let begun = Instant::now();
             match self.watched(&[id], work()).await {
-                Err(failure) => self.again(id, failure, begun, &mut tries).await?,
+                Err(failure) => {
+                    self.again(id, failure, (begun, Instant::now()), &mut tries).await?;
+                }
                 done => return done,
             }
         }
@@ -215,8 +230,8 @@ impl<E: Environment> Context<'_, E> {
         self.patience.is_none_or(Patience::is_fair)
     }
 
-    /// Returns when what failed with an inode just now, begun then, is to be tried again: none of
-    /// the buckets that it needs is away, or not any more.
+    /// Returns when what failed with an inode, tried from then till then, is to be tried again:
+    /// none of the buckets that it needs is away, or not any more.
     ///
     /// # Errors
     /// The failure itself, when that was not the bucket's, or when it was tried often enough;
@@ -225,18 +240,25 @@ impl<E: Environment> Context<'_, E> {
         &self,
         id: InodeId,
         failure: Failure,
-        begun: Instant,
+        tried: (Instant, Instant),
         tries: &mut Tries,
     ) -> Result<(), Failure> {
         let is_of_bucket = matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::Busy);
         let Some(patience) = self.patience.filter(|_| is_of_bucket) else { return Err(failure) };
-        let (failed, mut was_away) = (Instant::now(), false);
-        for (number, bucket) in self.buckets_of(id).await.unwrap_or_default().iter().enumerate() {
+        // What goes elsewhere needs nothing of its own link's bucket, most of the time.
+        let buckets = match tries.answered {
+            0 => self.needed(id).await,
+            _ => self.buckets_of(id).await.unwrap_or_default(),
+        };
+        let mut was_away = false;
+        for (number, bucket) in buckets.iter().enumerate() {
             let Some(known) = self.entered(patience, bucket) else { continue };
-            let settled = known.settle((begun, failed), |pause| self.jitter(pause)).await;
-            // The first is the one that failed it, most likely: of others it says nothing.
-            was_away =
-                settled.map_err(|given_up| if number == 0 { given_up } else { failure.clone() })?;
+            match known.settle(tried, |pause| self.jitter(pause)).await {
+                Ok(away) => was_away = away,
+                Err(given_up) if number == 0 => return Err(given_up),
+                // It may have nothing to do with it.
+                Err(given_up) => tracing::debug!(%given_up, "of a bucket that may not be needed"),
+            }
             if was_away {
                 break;
             }

@@ -206,8 +206,9 @@ impl Listed {
             let found = descend(environment, importer, root, path, caller);
             match context.watched(&[root], found).await {
                 Err(failure) => {
+                    let tried = (begun, Instant::now());
                     let known = known_of(environment, root, path).await;
-                    context.again(known, failure, begun, &mut tries).await?;
+                    context.again(known, failure, tried, &mut tries).await?;
                 }
                 found => return found,
             }
@@ -242,8 +243,8 @@ async fn pages<E: Environment>(
             Ok(page) => return Ok(page.map(|inodes| Page { inodes, branch })),
             Err(unlisted) => unlisted,
         };
-        let kept = failure.clone();
-        let failure = match context.again(directory, failure, begun, &mut tries).await {
+        let (kept, tried) = (failure.clone(), (begun, Instant::now()));
+        let failure = match context.again(directory, failure, tried, &mut tries).await {
             Ok(()) if walk.try_again() => continue,
             Ok(()) => kept,
             Err(failure) => failure,

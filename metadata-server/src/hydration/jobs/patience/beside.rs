@@ -4,10 +4,10 @@
 use std::{convert::Infallible, time::Duration};
 
 use futures::future::join_all;
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, InodeId};
 use tokio::time::Instant;
 
-use super::{Context, Environment, Known, Patience};
+use super::{Context, Environment, Known, Looked, Patience, standing::Waits};
 
 /// How long something may take before its buckets are looked at beside it. A bucket that refuses
 /// fails what asks it at once; one that says nothing keeps it for minutes, and so long nobody would
@@ -57,8 +57,8 @@ impl<E: Environment> Context<'_, E> {
 }
 
 impl Patience {
-    /// Looks at buckets that are away when it is due, until they answer or are given up. What found
-    /// one so may have ended meanwhile, and nothing else may need it for hours.
+    /// Looks at buckets that are away when it is due, until they answer. What found one so may have
+    /// ended meanwhile, and nothing else may need it for hours.
     pub(in super::super) async fn look_for_ever(
         &self,
         jitter: impl Fn(Duration) -> Duration + Copy,
@@ -80,29 +80,25 @@ impl Known {
         if !self.standing().is_fair() || lately.is_some_and(|then| self.standing().answers(then)) {
             return;
         }
-        if self.seems_away(&jitter).await {
+        let is_answer = |looked: &Looked| {
+            looked.found.as_ref().err().is_none_or(|failure| failure.kind == ErrorKind::Busy)
+        };
+        let mut looked = self.look_now().await;
+        if !is_answer(&looked) {
             tokio::time::sleep(SECOND_LOOK).await;
-            if self.seems_away(&jitter).await {
-                self.look_once(jitter).await;
-            }
+            looked = self.look_now().await;
         }
-    }
-
-    /// Whether it gives no answer at all. If it does, that is known from then on.
-    async fn seems_away(&self, jitter: impl Fn(Duration) -> Duration) -> bool {
-        let began = Instant::now();
-        let found = self.bucket.answers(&self.prefix).await.map_err(Failure::from);
-        if found.is_err_and(|failure| failure.kind != ErrorKind::Busy) {
-            return true;
+        if is_answer(&looked) {
+            looked.found = Ok(());
         }
-        self.standing().handle(Ok(()), (began, Instant::now()), jitter);
-        false
+        self.note(looked, Waits::Somebody, jitter);
     }
 
     async fn look_when_due(&self, jitter: impl Fn(Duration) -> Duration) {
         let is_due = self.standing().due().is_some_and(|due| due <= Instant::now());
         if is_due && let Ok(_look) = self.look.try_lock() {
-            self.look_once(jitter).await;
+            let looked = self.look_now().await;
+            self.note(looked, Waits::Nobody, jitter);
         }
     }
 }

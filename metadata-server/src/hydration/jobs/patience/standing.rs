@@ -61,6 +61,15 @@ pub(super) enum Next {
     GiveUp(Failure),
 }
 
+/// For whom a bucket is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// Something that is waited for, perhaps by a program: not for ever.
+    Somebody,
+    /// Nothing now, so that nothing is to be given up.
+    Nobody,
+}
+
 /// What a look changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
@@ -113,6 +122,7 @@ impl Standing {
         &mut self,
         found: Result<(), Failure>,
         (began, ended): (Instant, Instant),
+        waits: Waits,
         jitter: impl FnOnce(Duration) -> Duration,
     ) -> Change {
         match (&mut *self, found) {
@@ -130,7 +140,9 @@ impl Standing {
                 *self = Self::Away(Away { since: began, due, why, looks: 1 });
                 Change::WentAway
             }
-            (Self::Away(away), Err(why)) if ended >= away.since + PATIENCE => {
+            (Self::Away(away), Err(why))
+                if waits == Waits::Somebody && ended >= away.since + PATIENCE =>
+            {
                 *self = Self::GivenUp(given_up(&why));
                 Change::GaveUp
             }
@@ -165,7 +177,7 @@ mod tests {
 
     /// What a look came to that took no time.
     fn look(standing: &mut Standing, found: Result<(), Failure>, at: Instant) -> Change {
-        standing.handle(found, (at, at), |pause| pause)
+        standing.handle(found, (at, at), Waits::Somebody, |pause| pause)
     }
 
     #[test]
@@ -222,5 +234,15 @@ mod tests {
         );
         assert_eq!(look(&mut standing, Ok(()), at), Change::Nothing, "one look is no return");
         assert!(!standing.is_fair());
+    }
+
+    #[test]
+    fn nothing_is_given_up_that_nobody_waits_for() {
+        let (mut standing, began) = (Standing::default(), Instant::now());
+        look(&mut standing, nobody(), began);
+        let later = began + 2 * PATIENCE;
+        let change = standing.handle(nobody(), (later, later), Waits::Nobody, |pause| pause);
+        assert_eq!(change, Change::Nothing);
+        assert_eq!(look(&mut standing, Ok(()), later + PAUSE_MAX), Change::CameBack);
     }
 }
