@@ -1,7 +1,11 @@
 //! Jobs over a bucket that is away: they wait for it and say so, also where daemons are killed
 //! meanwhile, and end as if nothing had been.
 
-use std::fs;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
@@ -12,10 +16,27 @@ use millrace_tests::{
 };
 use serde_json::Value;
 
-/// In each directory: putting an object there and looking at it is a process of its own.
-const FILES: usize = 10;
+/// In each directory: more than a job has under way at a time.
+const FILES: usize = 30;
+
+/// Puts files of a directory into the bucket, under their own names and another prefix.
+const FILL: &str = "
+import os
+for name in os.listdir(sys.argv[2]):
+    client.upload_file(os.path.join(sys.argv[2], name), 'data', sys.argv[3] + name)
+";
+
+/// Says which files of a directory the bucket does not have so.
+const COMPARE: &str = "
+import os
+def has(name):
+    body = client.get_object(Bucket='data', Key=sys.argv[3] + name)['Body'].read()
+    return body == open(os.path.join(sys.argv[2], name), 'rb').read()
+print([name for name in os.listdir(sys.argv[2]) if not has(name)])
+";
 
 struct World {
+    made: PathBuf,
     // Ended in this order: daemons, what is between them and the bucket, the bucket.
     cluster: Cluster,
     proxy: Proxy,
@@ -27,28 +48,32 @@ fn body(number: usize) -> Vec<u8> {
     (0..20_000).map(byte).collect()
 }
 
+fn write_all(directory: &Path) -> Result<()> {
+    for number in 0..FILES {
+        fs::write(directory.join(number.to_string()), body(number))?;
+    }
+    Ok(())
+}
+
 impl World {
     /// `set/in` is in the bucket and known here, `set/out` is only here, `set/new` only there.
     fn start() -> Result<Self> {
         let bucket = Bucket::start()?;
-        let fill = |directory: &str| -> Result<()> {
-            (0..FILES)
-                .try_for_each(|file| bucket.put(&format!("set/{directory}/{file}"), &body(file)))
-        };
-        fill("in")?;
         let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
         let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+        let made = cluster.scratch()?;
+        write_all(&made)?;
+        let fill = |prefix| bucket.script(FILL, &[made.to_str().context("UTF-8")?, prefix]);
+        fill("set/in/")?;
         let endpoint = proxy.endpoint();
         let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];
         cluster.cli(&[&add[..], &["--mode", "import-export"]].concat())?.ok()?;
         cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
         let out = cluster.mount().join("set/out");
         fs::create_dir(&out)?;
-        for number in 0..FILES {
-            fs::write(out.join(number.to_string()), body(number))?;
-        }
-        fill("new")?;
-        Ok(Self { cluster, proxy, bucket })
+        write_all(&out)?;
+        fill("set/new/")?;
+        Ok(Self { made, cluster, proxy, bucket })
     }
 
     fn begin(&self, words: &[&str]) -> Result<String> {
@@ -78,9 +103,9 @@ impl World {
     }
 
     fn was_exported(&self) -> Result<()> {
-        for number in 0..FILES {
-            ensure!(self.bucket.get(&format!("set/out/{number}"))? == body(number), "{number}");
-        }
+        let made = self.made.to_str().context("UTF-8")?;
+        let others = self.bucket.script(COMPARE, &[made, "set/out/"])?;
+        ensure!(others.trim() == "[]", "{others}");
         Ok(())
     }
 
@@ -141,4 +166,16 @@ fn jobs_that_wait_go_on_waiting_after_each_daemon_was_killed() -> Result<()> {
     world.was_hydrated()?;
     ensure!(fs::read_dir(world.cluster.mount().join("set/new"))?.count() == FILES);
     Ok(())
+}
+
+#[test]
+fn a_bucket_that_takes_requests_and_says_nothing_is_waited_for_too() -> Result<()> {
+    let world = World::start()?;
+    world.proxy.set(Weather::Slow(Duration::from_secs(3_600)));
+    let id = world.begin(&["hydrate", "mr:/set/in"])?;
+    // No request has failed by then: a target waits for a minute, and tries again.
+    world.waits(&id)?;
+    world.proxy.set(Weather::Fair);
+    world.ends_well(&id)?;
+    world.was_hydrated()
 }

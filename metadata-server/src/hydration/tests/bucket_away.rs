@@ -222,6 +222,7 @@ async fn a_bucket_that_stays_away_is_given_up_and_what_needs_it_fails_without_a_
     let waited = begun.elapsed().as_secs();
     assert!((3_600..3_900).contains(&waited), "{waited} s");
     let tried = world.bucket.counters().requests(put) - before;
+    // How many of the sixteen begin before the first has failed depends on threads.
     assert!((1..=16).contains(&tried), "{tried}: those that were under way when it went away");
     world.mount_again(&aside);
     world.export("/data").await;
