@@ -8,85 +8,39 @@
 //! Files that are published while a message is on its way go together with the next one.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
-    delegation::{NewFile, PUBLISHED_BYTES_MAX, PUBLISHED_MAX},
-    lease::{MadeName, Recall},
+    lease::Recall,
     metadata::{Attributes, Coverage, FileKind, InodeReply, OpenMode},
-    session::{Caller, Operation},
+    session::Caller,
 };
 use millrace_types::{ChangeCount, ErrorKind, Failure, FileName, InodeId, LogIndex, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::{
     cache::names::Lease,
-    cluster::Logged,
     fs::{
         FileSystem,
         delegations::{Given, Unpublished},
         file::File,
         handle::Known,
-        inline::{Bytes, inline_bytes},
+        inline::Bytes,
         kernel_names::{Keep, Shown},
         names::NewMode,
         open::{Opened, View},
     },
 };
 
-/// Files that wait for the next message.
-#[derive(Debug, Default)]
-pub(super) struct Publisher {
-    queue: Mutex<Queue>,
-}
+mod new_file;
+mod publisher;
 
-#[derive(Debug, Default)]
-struct Queue {
-    waiting: Vec<Waiting>,
-    /// A message is on its way.
-    is_sending: bool,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    file: NewFile,
-    answer: oneshot::Sender<Result<(MadeName, Logged), Failure>>,
-}
-
-impl Publisher {
-    /// Takes one more; tells whether its caller sends it, with all that come meanwhile.
-    fn put(&self, waiting: Waiting) -> bool {
-        let mut queue = self.lock();
-        queue.waiting.push(waiting);
-        !std::mem::replace(&mut queue.is_sending, true)
-    }
-
-    /// What goes with the next message: files of one session. Nothing ends the sending.
-    fn next(&self) -> Vec<Waiting> {
-        let mut queue = self.lock();
-        let session = queue.waiting.first().map(|first| first.file.operation.session);
-        let is_next = |waiting: &&Waiting| Some(waiting.file.operation.session) == session;
-        let mut room = PUBLISHED_BYTES_MAX;
-        let fits = |waiting: &&Waiting| {
-            // One file fits however large it is, because it is the first.
-            let had_room = room > 0;
-            room = room.saturating_sub(waiting.file.inline.as_ref().map_or(0, Vec::len));
-            had_room
-        };
-        let next = queue.waiting.iter().take(PUBLISHED_MAX).take_while(is_next);
-        let count = next.take_while(fits).count();
-        queue.is_sending = count > 0;
-        queue.waiting.drain(..count).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Each step leaves the queue whole, so that a panic elsewhere cannot have torn it.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use new_file::as_new_file;
+pub(super) use publisher::Publisher;
+use publisher::Waiting;
 
 /// A file that stays open is published so long after it was made, so that others see it.
 const PUBLISH_AFTER: Duration = Duration::from_millis(50);
@@ -395,203 +349,5 @@ fn as_shown(given: Given, caller: &Caller, mode: u16, made_at: Timestamp) -> Ino
     }
 }
 
-/// What the server must hear of a file, if it does not know of it; and how many acknowledgements of
-/// targets it knows of when it has answered.
-fn as_new_file(file: &File, bytes: Bytes) -> Option<(Unpublished, NewFile, u64)> {
-    let mut state = file.state();
-    let access = state.access.clone()?;
-    let inline = (bytes == Bytes::InInode).then(|| inline_bytes(&state)).flatten();
-    let unpublished = state.unpublished.as_mut()?;
-    let was_sent = std::mem::replace(&mut unpublished.was_sent, true);
-    unpublished.was_sent_inline |= inline.is_some();
-    let unpublished = unpublished.clone();
-    if !was_sent {
-        // Until now nobody else can have set a mode.
-        state.privileges.take_due();
-    }
-    // Numbered when it is sent.
-    let operation = Operation { session: unpublished.session, sequence: 0, lowest_pending: 0 };
-    // While something is on its way, what the targets have may have gaps: a commit tells the rest.
-    let is_here = state.buffer.held_bytes() > 0 || state.buffer.has_flights();
-    let is_whole = !is_here && !state.has_unstored_hole();
-    let (end, told) = match &inline {
-        Some(bytes) => (bytes.len() as u64, state.committed),
-        None if is_whole => (state.stored.end, state.stored.acknowledgements),
-        None => (0, state.committed),
-    };
-    let is_told = inline.is_some() || (is_whole && told > 0);
-    let written_at = state.written_at.filter(|_| is_told);
-    let request = NewFile {
-        operation,
-        caller: unpublished.caller.clone(),
-        parent: unpublished.parent,
-        name: unpublished.name.clone(),
-        mode: unpublished.mode,
-        made_at: unpublished.made_at,
-        content: access.capability.clone(),
-        end,
-        written_at,
-        inline,
-    };
-    // What was sent before may have been less: a commit tells the rest again.
-    let known = if was_sent { state.committed } else { told };
-    Some((unpublished, request, known))
-}
-
 /// Of a directory: what is made in it gets its group.
 const SETGID: u16 = 0o2000;
-
-#[cfg(test)]
-mod tests {
-    use millrace_protocol::capability::Signed;
-    use millrace_types::{KeyId, SessionId, TargetId};
-
-    use super::*;
-    use crate::{cache::budget::Budget, fs::file::tests::file};
-
-    fn waiting(session: u64, end: u64) -> Waiting {
-        let operation = Operation { session: SessionId(session), sequence: 0, lowest_pending: 0 };
-        let file = NewFile {
-            operation,
-            caller: Caller::ROOT,
-            parent: InodeId(1),
-            name: FileName::parse(b"name").expect("a name"),
-            mode: 0o644,
-            made_at: Timestamp(0),
-            content: Signed { key: KeyId(1), body: Vec::new(), mac: [0; 32] },
-            end,
-            written_at: None,
-            inline: None,
-        };
-        Waiting { file, answer: oneshot::channel().0 }
-    }
-
-    fn next(publisher: &Publisher) -> Vec<u64> {
-        publisher.next().iter().map(|waiting| waiting.file.end).collect()
-    }
-
-    fn unpublished() -> Unpublished {
-        Unpublished {
-            parent: InodeId(1),
-            name: FileName::parse(b"name").expect("a name"),
-            mode: 0o644,
-            caller: Caller::ROOT,
-            made_at: Timestamp(0),
-            since: Instant::now(),
-            session: SessionId(1),
-            was_sent: false,
-            inline_bytes_max: 16,
-            was_sent_inline: false,
-        }
-    }
-
-    #[test]
-    fn what_is_sent_again_leaves_the_rest_to_a_commit() {
-        let file = file(20);
-        file.state().unpublished = Some(unpublished());
-        let write = |range| {
-            let access = file.access().expect("it was opened");
-            file.state().record_stored(&range, &access, TargetId([1; 8]), 0);
-        };
-        write(0..10);
-        let (_, request, known) =
-            as_new_file(&file, Bytes::AtTargets).expect("it is not published");
-        assert_eq!((request.end, known), (10, 1));
-        // Of whose answer nobody heard: the server may have made the file with ten bytes.
-        write(10..30);
-        let (_, request, known) =
-            as_new_file(&file, Bytes::AtTargets).expect("it is not published");
-        assert_eq!((request.end, known), (30, 0));
-        let mut state = file.state();
-        state.unpublished = None;
-        state.record_commit(known);
-        assert!(state.needs_commit());
-    }
-
-    #[test]
-    fn small_files_are_sent_with_their_bytes_and_stay_here_as_they_were_changed_meanwhile() {
-        let now = Timestamp(5);
-        let whole = |file: &File, bytes| as_new_file(file, bytes).expect("not published").1;
-        let written = |bytes: &[u8]| {
-            let file = file(0);
-            let mut state = file.state();
-            state.unpublished = Some(unpublished());
-            state.buffer.insert(0, bytes);
-            state.permit = Budget::new(1000).try_take(bytes.len() as u64);
-            state.record_write(&(0..bytes.len() as u64), now);
-            drop(state);
-            file
-        };
-        let file = written(b"0123456789");
-        let request = whole(&file, Bytes::AtTargets);
-        assert_eq!((request.inline, request.end, request.written_at), (None, 0, None));
-        let request = whole(&file, Bytes::InInode);
-        let sent = request.inline.clone().expect("it is small");
-        assert_eq!((&sent[..], request.end), (&b"0123456789"[..], 10));
-        assert_eq!(request.written_at, Some(now));
-        assert!(file.state().unpublished.as_ref().is_some_and(|of| of.was_sent_inline));
-
-        // Written on while the message was on its way: all of it stays to be stored.
-        file.state().buffer.insert(3, b"x");
-        file.state().handle_inline(&sent);
-        assert_eq!(file.state().buffer.read_covered(&(0..10)).as_deref(), Some(&b"012x456789"[..]));
-        let unchanged = written(b"0123456789");
-        unchanged.state().handle_inline(&sent);
-        assert_eq!(unchanged.state().buffer.held_bytes(), 0);
-
-        // Too large, with a hole, or partly at a target.
-        assert_eq!(whole(&written(&[1; 17]), Bytes::InInode).inline, None);
-        let gap = written(b"0");
-        gap.state().buffer.insert(5, b"5");
-        gap.state().record_write(&(5..6), now);
-        assert_eq!(whole(&gap, Bytes::InInode).inline, None);
-        let stored = written(b"0123456789");
-        let access = stored.access().expect("it was opened");
-        stored.state().record_stored(&(0..3), &access, TargetId([1; 8]), 0);
-        assert_eq!(whole(&stored, Bytes::InInode).inline, None);
-    }
-
-    #[test]
-    fn a_message_has_so_many_bytes_and_always_one_file() {
-        let publisher = Publisher::default();
-        let with = |end, len| {
-            let mut waiting = waiting(1, end);
-            waiting.file.inline = Some(vec![0; len]);
-            waiting
-        };
-        publisher.put(with(1, PUBLISHED_BYTES_MAX * 2));
-        publisher.put(with(2, PUBLISHED_BYTES_MAX / 2));
-        publisher.put(with(3, PUBLISHED_BYTES_MAX / 4));
-        publisher.put(with(4, PUBLISHED_BYTES_MAX / 2));
-        publisher.put(with(5, 1));
-        assert_eq!(next(&publisher), [1]);
-        assert_eq!(next(&publisher), [2, 3, 4]);
-        assert_eq!(next(&publisher), [5]);
-    }
-
-    #[test]
-    fn who_comes_while_a_message_is_on_its_way_goes_with_the_next() {
-        let publisher = Publisher::default();
-        assert!(publisher.put(waiting(1, 1)), "nobody sends");
-        assert_eq!(next(&publisher), [1]);
-        assert!(!publisher.put(waiting(1, 2)));
-        assert!(!publisher.put(waiting(1, 3)));
-        assert_eq!(next(&publisher), [2, 3]);
-        assert!(next(&publisher).is_empty());
-        assert!(publisher.put(waiting(1, 4)), "nobody sends any more");
-    }
-
-    #[test]
-    fn a_message_is_of_one_session_and_holds_so_many() {
-        let publisher = Publisher::default();
-        let most = u64::try_from(PUBLISHED_MAX).expect("a few");
-        for end in 0..=most {
-            publisher.put(waiting(1, end));
-        }
-        publisher.put(waiting(2, 100));
-        assert_eq!(next(&publisher).len(), PUBLISHED_MAX);
-        assert_eq!(next(&publisher), [most]);
-        assert_eq!(next(&publisher), [100]);
-        assert!(next(&publisher).is_empty());
-    }
-}
