@@ -68,7 +68,7 @@ mod older_opens;
 pub(crate) mod open;
 mod opens_given_up;
 pub(crate) mod pending;
-mod publish;
+pub(crate) mod publish;
 mod quiet_opens;
 pub(crate) mod read;
 pub(crate) mod readdir;

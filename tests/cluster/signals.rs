@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
+    delegated::delegated,
     program::wait_for,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -144,6 +145,54 @@ call('fsync', file); call('fsync', file); call('fsync', file)";
     Ok(())
 }
 
+#[test]
+fn a_close_of_a_new_file_lets_its_program_go_while_the_server_is_silent() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    cluster.mount_as("making", &cluster.dir().join("client.pem"), "delegations")?.ok()?;
+    let mount = cluster.mount_named("making");
+    let handling = "signal.signal(signal.SIGINT, lambda *_: None)
+libc = ctypes.CDLL(None, use_errno=True)
+call = lambda name, *more: print(getattr(libc, name)(*more), ctypes.get_errno(), flush=True)";
+    let names = ["first", "killed", "asked", "patient", "last"];
+    // Each in a directory of its own, which is open: once a file was made there, its attributes are
+    // to be asked for.
+    let close = |name: &&str| {
+        delegated(&mount, name)?;
+        let ready = format!("{handling}\ndirectory = os.open(path + '/{name}', os.O_RDONLY)");
+        let call = "flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+file = os.open('new', flags, dir_fd=directory)
+print('made', flush=True)
+call('close', file)";
+        Program::start_at(&mount, &ready, call)
+    };
+    let mut programs: Vec<Program> = names.iter().map(close).collect::<Result<_>>()?;
+    let paused = cluster.daemon("metadata")?.pause()?;
+    // All at once: most wait behind the message of the first.
+    programs.iter_mut().try_for_each(Program::tell)?;
+    for program in &mut programs {
+        assert_eq!(program.says()?, "made\n", "nobody was asked");
+        program.waits()?;
+    }
+    let [first, killed, asked, patient, last] = &mut programs[..] else { panic!("five") };
+    killed.signal(Signal::KILL)?;
+    killed.ends()?;
+    for program in [first, asked] {
+        program.signal(Signal::INT)?;
+        assert_eq!(program.ends()?, "-1 4\n");
+    }
+    patient.is_unmoved()?;
+    drop(paused);
+    assert_eq!((patient.ends()?, last.ends()?), ("0 0\n".into(), "0 0\n".into()));
+    // Nobody waits for those any more, and they are told of all the same.
+    for name in names {
+        let (here, there) = (mount.join(name).join("new"), cluster.mount().join(name).join("new"));
+        wait_for(&format!("{name} on another mount"), || there.exists().then_some(()))?;
+        fs::write(here, name)?;
+        assert_eq!(fs::read_to_string(there)?, name);
+    }
+    Ok(())
+}
+
 /// Has each program wait, kills it, and sees it go.
 fn kill_all(programs: Vec<Program>) -> Result<()> {
     for mut program in programs {
@@ -199,6 +248,11 @@ impl Program {
     fn call(&mut self) -> Result<()> {
         self.tell()?;
         drop(self.child.stdin.take());
+        self.waits()
+    }
+
+    /// Sees it wait in the kernel.
+    fn waits(&self) -> Result<()> {
         let path = format!("/proc/{}/wchan", self.child.id());
         wait_for(&format!("a program that waits in {}", self.what), || {
             let wchan = fs::read_to_string(&path).ok()?;

@@ -11,38 +11,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
+    delegated::{delegated, delegated_within},
     starter::Starter,
 };
 
 /// Much longer than a call takes that waits for nobody.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Makes files in a new directory until the mount makes them by itself: it uses ids then that it
-/// was given before the server gave a newer one to a directory.
-pub(crate) fn delegated(parent: &Path, name: &str) -> Result<PathBuf> {
-    delegated_within(parent, name, 10_000)
-}
-
-fn delegated_within(parent: &Path, name: &str, files: u32) -> Result<PathBuf> {
-    let directory = parent.join(name);
-    fs::create_dir(&directory)?;
-    let mut newest = 0;
-    for number in 0..files {
-        let file = directory.join(format!("before-{number}"));
-        fs::write(&file, "x")?;
-        if fs::metadata(&file)?.ino() < newest {
-            return Ok(directory);
-        }
-        let asked = parent.join(format!("{name}-{number}"));
-        fs::create_dir(&asked)?;
-        newest = fs::metadata(&asked)?.ino();
-        fs::remove_dir(&asked)?;
-    }
-    bail!("the server is asked for every file")
-}
 
 /// Two mounts that make files by themselves where they may.
 pub(crate) fn mounts(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
+    delegated::delegated,
     program::wait_for,
     requests::{answered, serving},
     starter::Starter,
@@ -20,7 +21,7 @@ use rustix::fs::OFlags;
 
 use crate::{
     access_times::mount,
-    delegations::{delegated, mounts, soon},
+    delegations::{mounts, soon},
 };
 
 /// As many bytes as the name says, each file with its own.

@@ -10,6 +10,7 @@ pub mod chance;
 pub mod cloud;
 pub mod cluster;
 pub mod daemon;
+pub mod delegated;
 pub mod disk;
 pub mod figures;
 pub mod google;

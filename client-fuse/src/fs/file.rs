@@ -65,7 +65,7 @@ pub(crate) struct File {
     /// order of locks; `commit` is second, `state` third.
     pub(crate) sizing: tokio::sync::Mutex<()>,
     /// Held while a commit is on its way, so that a later one never overtakes it.
-    pub(crate) commit: tokio::sync::Mutex<()>,
+    pub(crate) commit: Arc<tokio::sync::Mutex<()>>,
     /// Held while targets are asked to make durable what they have acknowledged, so that nobody
     /// takes for durable what another one has asked for.
     pub(crate) syncing: tokio::sync::Mutex<()>,
@@ -199,7 +199,7 @@ impl File {
             inode,
             state: Mutex::new(state),
             sizing: tokio::sync::Mutex::new(()),
-            commit: tokio::sync::Mutex::new(()),
+            commit: Arc::default(),
             syncing: tokio::sync::Mutex::new(()),
             upkeep: tokio::sync::Mutex::new(()),
             landed: Notify::new(),

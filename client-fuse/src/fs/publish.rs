@@ -14,7 +14,8 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
-    lease::Recall,
+    delegation::NewFile,
+    lease::{MadeName, Recall},
     metadata::{Attributes, Coverage, FileKind, InodeReply, OpenMode},
     session::Caller,
 };
@@ -22,7 +23,8 @@ use millrace_types::{ChangeCount, ErrorKind, Failure, FileName, InodeId, LogInde
 use tokio::sync::oneshot;
 
 use crate::{
-    cache::names::Lease,
+    cache::names::{Lease, stamps::Note},
+    cluster::Logged,
     fs::{
         FileSystem,
         delegations::{Given, Unpublished},
@@ -35,18 +37,33 @@ use crate::{
     },
 };
 
+pub(crate) mod close;
 mod new_file;
 mod publisher;
+mod sender;
 
 use new_file::as_new_file;
 pub(super) use publisher::Publisher;
-use publisher::Waiting;
+use publisher::{Published, Waiter, Waiting};
+use sender::Sender;
 
 /// A file that stays open is published so long after it was made, so that others see it.
 const PUBLISH_AFTER: Duration = Duration::from_millis(50);
 
 /// Files that are published at the same time, beyond what one message holds.
 const FILES_AT_ONCE: usize = 256;
+
+/// A file of which the server is told.
+#[derive(Debug)]
+struct Telling {
+    /// Where it was made, and under which name.
+    parent: InodeId,
+    name: FileName,
+    /// How many acknowledgements of targets the server knows of when it has answered.
+    acknowledgements: u64,
+    /// When it was told.
+    note: Note,
+}
 
 impl FileSystem {
     /// Makes a file that has no name here, and that nobody else can make, without asking anybody;
@@ -169,56 +186,88 @@ impl FileSystem {
     /// As [`Self::settle`]. Where the server refuses the file, it is lost: whatever is done with it
     /// from then on fails.
     pub(super) async fn publish(&self, file: &File, bytes: Bytes) -> Result<(), Failure> {
-        let Some((unpublished, request, acknowledgements)) = as_new_file(file, bytes) else {
-            return Ok(());
-        };
-        let (parent, name) = (unpublished.parent, unpublished.name);
-        let note = self.names.note();
+        let Some((told, request)) = self.begin_telling(file, bytes) else { return Ok(()) };
         let (answer, answered) = oneshot::channel();
-        if self.publisher.put(Waiting { file: request, answer })
+        let waiting = Waiting { file: request, waiter: Waiter::Task(answer) };
+        if self.publisher.put(waiting)
             && let Some(this) = self.this.upgrade()
         {
             // By itself, since whoever waits for a file may be dropped; here, since another thread
             // would have to be woken.
-            tokio::spawn(async move { this.send_all().await });
+            tokio::spawn(Sender::new(this).run());
         }
         let made = answered.await.unwrap_or_else(|_| Err(ErrorKind::Internal.into()));
-        match made {
-            Ok((made, logged)) => {
-                let made = self.with_reads(made);
-                let concerned = [Recall::Attributes(parent)];
-                self.record_unsynced(logged, &concerned, Some(file.inode));
-                let directory = made.directory;
-                let lease = made.lease.map(|key| Lease::of(key, note));
-                let mut state = file.state();
-                state.unpublished = None;
-                if let Some(inline) = &made.reply.inline {
-                    state.handle_inline(inline);
-                }
-                state.record_commit(acknowledgements);
-                state.durable.record_untold();
-                let accepted = state.accept_under(made.reply, lease);
-                drop(state);
-                let count = directory.as_ref().map(|directory| directory.change_count);
-                let is_last = self.delegations.handle_published(parent, file.inode, count);
-                if let Some(directory) = directory.filter(|_| is_last)
-                    && let Some(lease) = self.names.changed(parent, Some(parent), note)
-                {
-                    self.names.keep_attributes(directory, lease);
-                }
-                accepted
-            }
-            Err(failure) if !is_refusal(failure.kind) => Err(failure),
-            Err(failure) => {
-                if failure.kind == ErrorKind::KeyRetired {
-                    self.delegations.end(None);
-                }
-                self.give_up(file, failure.clone());
-                self.names.forget(&Recall::Name(parent, name.clone()));
-                self.kernel.take_back(&[Recall::Name(parent, name)]).await;
-                Err(failure)
-            }
+        self.handle_published(file, told, made).await
+    }
+
+    /// What the server is to hear of a file that it does not know of, with what is told of it. To
+    /// be called with its `commit` held, until the answer is dealt with.
+    fn begin_telling(&self, file: &File, bytes: Bytes) -> Option<(Telling, NewFile)> {
+        let (unpublished, request, acknowledgements) = as_new_file(file, bytes)?;
+        let (parent, name) = (unpublished.parent, unpublished.name);
+        Some((Telling { parent, name, acknowledgements, note: self.names.note() }, request))
+    }
+
+    /// The server has made a file, or has not.
+    ///
+    /// # Errors
+    /// As [`Self::publish`].
+    async fn handle_published(
+        &self,
+        file: &File,
+        told: Telling,
+        made: Published,
+    ) -> Result<(), Failure> {
+        let failure = match made {
+            Ok(made) => return self.handle_made_here(file, told, made),
+            Err(failure) => failure,
+        };
+        if !is_refusal(failure.kind) {
+            return Err(failure);
         }
+        if failure.kind == ErrorKind::KeyRetired {
+            self.delegations.end(None);
+        }
+        self.give_up(file, failure.clone());
+        let Telling { parent, name, .. } = told;
+        self.names.forget(&Recall::Name(parent, name.clone()));
+        self.kernel.take_back(&[Recall::Name(parent, name)]).await;
+        Err(failure)
+    }
+
+    /// The server has made a file that was made here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] for an answer that cannot be.
+    fn handle_made_here(
+        &self,
+        file: &File,
+        told: Telling,
+        (made, logged): (MadeName, Logged),
+    ) -> Result<(), Failure> {
+        let Telling { parent, acknowledgements, note, .. } = told;
+        let made = self.with_reads(made);
+        let concerned = [Recall::Attributes(parent)];
+        self.record_unsynced(logged, &concerned, Some(file.inode));
+        let directory = made.directory;
+        let lease = made.lease.map(|key| Lease::of(key, note));
+        let mut state = file.state();
+        state.unpublished = None;
+        if let Some(inline) = &made.reply.inline {
+            state.handle_inline(inline);
+        }
+        state.record_commit(acknowledgements);
+        state.durable.record_untold();
+        let accepted = state.accept_under(made.reply, lease);
+        drop(state);
+        let count = directory.as_ref().map(|directory| directory.change_count);
+        let is_last = self.delegations.handle_published(parent, file.inode, count);
+        if let Some(directory) = directory.filter(|_| is_last)
+            && let Some(lease) = self.names.changed(parent, Some(parent), note)
+        {
+            self.names.keep_attributes(directory, lease);
+        }
+        accepted
     }
 
     /// A file that is not published never will be.
@@ -263,29 +312,6 @@ impl FileSystem {
             if let Err(failure) = self.commit(file, false).await {
                 tracing::warn!(inode = %file.inode, %failure, "cannot commit a size");
             }
-        }
-    }
-
-    /// Sends messages until nobody waits.
-    async fn send_all(&self) {
-        loop {
-            let next = self.publisher.next();
-            if next.is_empty() {
-                return;
-            }
-            self.send(next).await;
-        }
-    }
-
-    async fn send(&self, next: Vec<Waiting>) {
-        let Some(first) = next.first() else { return };
-        let session = first.file.operation.session;
-        let (files, answers): (Vec<_>, Vec<_>) =
-            next.into_iter().map(|waiting| (waiting.file, waiting.answer)).unzip();
-        let made = self.cluster.publish(session, &files).await;
-        for (answer, made) in answers.into_iter().zip(made) {
-            // Whoever wanted to know may have gone.
-            drop(answer.send(made));
         }
     }
 

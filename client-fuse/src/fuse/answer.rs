@@ -1,7 +1,8 @@
 //! How answers go back to the kernel, and on which thread work that has to wait runs.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
+use futures::FutureExt as _;
 use millrace_fuse_server::{
     Call, Data, Done, Errno, Reply, XAttr,
     protocol::{
@@ -53,6 +54,12 @@ struct Leaving {
     inode: InodeId,
     owner: u64,
     key: Key,
+}
+
+/// Puts what may be large where it stays: as a part of the task that answers it would be moved with
+/// that, several times, which takes longer than most of it does.
+fn put_aside<F: Future>(work: F) -> Pin<Box<F>> {
+    Box::pin(work)
 }
 
 fn leave(leaving: Option<Leaving>) {
@@ -110,34 +117,36 @@ impl<A> Owed<A> {
 
     /// Answers with what comes of `work`, unless the caller is let go before: then the answer is
     /// EINTR, `work` goes on to its end, and `discard` gets what nobody has.
-    pub(super) async fn answer<T>(
+    pub(super) fn answer<T>(
         self,
         work: impl Future<Output = Result<T, Failure>>,
         send: impl FnOnce(Reply<A>, T),
         discard: impl AsyncFnOnce(T),
-    ) {
+    ) -> impl Future<Output = ()> {
         let Self { reply, thread, when, orphans, told, leaves } = self;
-        let mut work = pin!(work);
-        let outcome = tokio::select! {
-            biased;
-            outcome = &mut work => Some(outcome),
-            () = async { let_go(reply.cancellation(), thread, when).await } => None,
-        };
-        match outcome {
-            Some(Ok(done)) => send(reply, done),
-            Some(Err(failure)) => reply.fail(errno(&failure)),
-            None => {
-                let orphan = orphans.map(|(all, inode)| all.begin(inode));
-                if let Some(told) = told {
-                    told.cancel();
-                }
-                leave(leaves);
-                reply.fail(Errno::INTR);
-                let ended = work.await;
-                // Before what is discarded: the release of a handle waits for it.
-                drop(orphan);
-                if let Ok(done) = ended {
-                    discard(done).await;
+        let mut work = put_aside(work);
+        async move {
+            let outcome = tokio::select! {
+                biased;
+                outcome = &mut work => Some(outcome),
+                () = async { let_go(reply.cancellation(), thread, when).await } => None,
+            };
+            match outcome {
+                Some(Ok(done)) => send(reply, done),
+                Some(Err(failure)) => reply.fail(errno(&failure)),
+                None => {
+                    let orphan = orphans.map(|(all, inode)| all.begin(inode));
+                    if let Some(told) = told {
+                        told.cancel();
+                    }
+                    leave(leaves);
+                    reply.fail(Errno::INTR);
+                    let ended = work.await;
+                    // Before what is discarded: the release of a handle waits for it.
+                    drop(orphan);
+                    if let Ok(done) = ended {
+                        discard(done).await;
+                    }
                 }
             }
         }
@@ -147,7 +156,7 @@ impl<A> Owed<A> {
     /// nothing is owed when the part has ended.
     pub(super) async fn keep_until(self, part: impl Future<Output = ()>) -> Option<Self> {
         let Self { reply, thread, when, orphans, told, leaves } = self;
-        let mut part = pin!(part);
+        let mut part = put_aside(part);
         let is_over = tokio::select! {
             biased;
             () = &mut part => true,
@@ -172,7 +181,7 @@ impl<A> Owed<A> {
         send: impl FnOnce(Reply<A>),
     ) {
         let Self { reply, thread, when, .. } = self;
-        let mut work = pin!(work);
+        let mut work = put_aside(work);
         let mut outcome = tokio::select! {
             biased;
             outcome = &mut work => Some(outcome),
@@ -195,29 +204,37 @@ impl<A> Owed<A> {
     }
 
     /// The same for work that leaves nothing behind that somebody has to have.
-    pub(super) async fn answer_with<T>(
+    pub(super) fn answer_with<T>(
         self,
         work: impl Future<Output = Result<T, Failure>>,
         send: impl FnOnce(Reply<A>, T),
-    ) {
-        self.answer(work, send, async |_| {}).await;
+    ) -> impl Future<Output = ()> {
+        self.answer(work, send, async |_| {})
     }
 }
 
 impl Owed<Done> {
     /// The answer of what closes or syncs a file, with what is to be told through `handle`; that
     /// stays to be told where the caller is let go before.
-    pub(super) async fn answer_telling(
+    pub(super) fn answer_telling(
         self,
         handle: Arc<FileHandle>,
         work: impl Future<Output = Result<(), Failure>>,
-    ) {
-        let work = async { Ok(work.await) };
-        let send = |reply: Reply<Done>, outcome| match handle.tell(outcome) {
-            Ok(()) => reply.done(),
-            Err(failure) => reply.fail(errno(&failure)),
-        };
-        self.answer_with(work, send).await;
+    ) -> impl Future<Output = ()> {
+        let work = work.map(Ok);
+        self.answer_with(work, move |reply, outcome| tell(reply, &handle, outcome))
+    }
+
+    /// The same at once, with what came of it.
+    pub(super) fn tell(self, handle: &FileHandle, outcome: Result<(), Failure>) {
+        tell(self.reply, handle, outcome);
+    }
+}
+
+fn tell(reply: Reply<Done>, handle: &FileHandle, outcome: Result<(), Failure>) {
+    match handle.tell(outcome) {
+        Ok(()) => reply.done(),
+        Err(failure) => reply.fail(errno(&failure)),
     }
 }
 

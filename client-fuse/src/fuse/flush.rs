@@ -1,12 +1,14 @@
 //! What a program's `close` waits for.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use millrace_fuse_server::{Call, Done, Reply, protocol::open::Flush};
 use millrace_types::Failure;
+use tokio::runtime::Handle;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
-    fs::{FileSystem, handle::FileHandle, locks::Key},
+    fs::{FileSystem, handle::FileHandle, locks::Key, publish::close::Close},
     fuse::{Adapter, answer::Owed, convert::errno},
 };
 
@@ -24,6 +26,15 @@ impl Adapter {
         if locks.is_none() && handle.writers.is_bystander(call.pid) {
             self.fs.flush_aside(handle);
             return reply.done();
+        }
+        if locks.is_none()
+            && let Some(begun) = self.fs.begin_close(&handle)
+        {
+            let owed = Owed::interruptible(call, reply);
+            let counted = self.requests.token();
+            let (fs, names) = (Arc::clone(&self.fs), self.names.clone());
+            let close = Closing { owed, fs, handle, names, counted };
+            return begun.tell(Box::new(close), &self.names);
         }
         let owed = match locks {
             Some(key) => Owed::closing(call, reply, &self.fs, (inode, flush.lock_owner, key)),
@@ -54,6 +65,39 @@ impl Adapter {
             let work = commit(fs, Arc::clone(&handle), locks);
             drop(requests.spawn_on(owed.answer_telling(handle, work), &names));
         });
+    }
+}
+
+/// A close that is over when the server knows of its file, unless there is more to do.
+#[derive(Debug)]
+struct Closing {
+    owed: Owed<Done>,
+    fs: Arc<FileSystem>,
+    handle: Arc<FileHandle>,
+    names: Handle,
+    /// As one that the mount's end waits for.
+    counted: TaskTrackerToken,
+}
+
+impl Close for Closing {
+    fn done(self: Box<Self>) {
+        self.owed.tell(&self.handle, Ok(()));
+    }
+
+    fn go_on(
+        self: Box<Self>,
+        published: Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>,
+    ) {
+        let Self { owed, fs, handle, names, counted } = *self;
+        let flushed = Arc::clone(&handle);
+        let work = async move {
+            published.await?;
+            fs.flush(&flushed).await
+        };
+        drop(names.spawn(async move {
+            let _counted = counted;
+            owed.answer_telling(handle, work).await;
+        }));
     }
 }
 

@@ -9,7 +9,7 @@ use millrace_protocol::{
 use millrace_types::Failure;
 use tokio::sync::oneshot;
 
-use crate::cluster::Logged;
+use crate::{cluster::Logged, fs::publish::close::Closing};
 
 /// Files that wait for the next message.
 #[derive(Debug, Default)]
@@ -22,6 +22,8 @@ struct Queue {
     waiting: Vec<Waiting>,
     /// A message is on its way.
     is_sending: bool,
+    /// It takes long: whoever waits has a task for that.
+    is_slow: bool,
 }
 
 /// A file that the server is to hear of.
@@ -30,13 +32,47 @@ pub(super) struct Waiting {
     /// As it is told.
     pub(super) file: NewFile,
     /// Who hears what became of it.
-    pub(super) answer: oneshot::Sender<Result<(MadeName, Logged), Failure>>,
+    pub(super) waiter: Waiter,
+}
+
+/// What became of a file: what the server answers, with where that stood in the log.
+pub(super) type Published = Result<(MadeName, Logged), Failure>;
+
+/// Who waits for what becomes of a file.
+#[derive(Debug)]
+pub(super) enum Waiter {
+    /// A task.
+    Task(oneshot::Sender<Published>),
+    /// A program at its close, without one.
+    Close(Box<Closing>),
+}
+
+impl Waiter {
+    /// From here on it has a task, that sees when the program is let go.
+    pub(super) fn by_itself(self) -> Self {
+        match self {
+            Self::Close(closing) => Self::Task(closing.by_itself()),
+            task @ Self::Task(_) => task,
+        }
+    }
+
+    /// This became of the file.
+    pub(super) fn hear(self, made: Published) {
+        match self {
+            // Whoever wanted to know may have gone.
+            Self::Task(answer) => drop(answer.send(made)),
+            Self::Close(closing) => closing.end(made),
+        }
+    }
 }
 
 impl Publisher {
     /// Takes one more; tells whether its caller sends it, with all that come meanwhile.
-    pub(super) fn put(&self, waiting: Waiting) -> bool {
+    pub(super) fn put(&self, mut waiting: Waiting) -> bool {
         let mut queue = self.lock();
+        if queue.is_slow {
+            waiting.waiter = waiting.waiter.by_itself();
+        }
         queue.waiting.push(waiting);
         !std::mem::replace(&mut queue.is_sending, true)
     }
@@ -55,8 +91,34 @@ impl Publisher {
         };
         let next = queue.waiting.iter().take(PUBLISHED_MAX).take_while(is_next);
         let count = next.take_while(fits).count();
-        queue.is_sending = count > 0;
+        (queue.is_sending, queue.is_slow) = (count > 0, false);
         queue.waiting.drain(..count).collect()
+    }
+
+    /// Whether whoever waits should have a task.
+    pub(super) fn is_slow(&self) -> bool {
+        self.lock().is_slow
+    }
+
+    /// The message that is on its way takes long: whoever waits behind it has a task from now on,
+    /// until the next one.
+    pub(super) fn handle_slow(&self) {
+        let mut queue = self.lock();
+        queue.is_slow = true;
+        let waiting = std::mem::take(&mut queue.waiting);
+        let by_itself = |Waiting { file, waiter }| Waiting { file, waiter: waiter.by_itself() };
+        queue.waiting = waiting.into_iter().map(by_itself).collect();
+    }
+
+    /// Nobody sends any more: whoever waits hears that nothing came of it.
+    pub(super) fn give_up(&self) {
+        let waiting = {
+            let mut queue = self.lock();
+            (queue.is_sending, queue.is_slow) = (false, false);
+            std::mem::take(&mut queue.waiting)
+        };
+        // Not under the lock: files that are let go may be put again.
+        drop(waiting);
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -89,7 +151,7 @@ mod tests {
             written_at: None,
             inline: None,
         };
-        Waiting { file, answer: oneshot::channel().0 }
+        Waiting { file, waiter: Waiter::Task(oneshot::channel().0) }
     }
 
     fn next(publisher: &Publisher) -> Vec<u64> {
@@ -124,6 +186,22 @@ mod tests {
         assert_eq!(next(&publisher), [2, 3]);
         assert!(next(&publisher).is_empty());
         assert!(publisher.put(waiting(1, 4)), "nobody sends any more");
+    }
+
+    #[test]
+    fn who_waits_for_a_sender_that_is_gone_hears_so_and_the_next_one_sends() {
+        let publisher = Publisher::default();
+        assert!(publisher.put(waiting(1, 1)));
+        assert_eq!(next(&publisher), [1]);
+        publisher.handle_slow();
+        let (answer, mut answered) = oneshot::channel();
+        let waiter = Waiter::Task(answer);
+        assert!(!publisher.put(Waiting { waiter, ..waiting(1, 2) }));
+        publisher.give_up();
+        assert!(matches!(answered.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
+        assert!(!publisher.is_slow());
+        assert!(publisher.put(waiting(1, 3)), "nobody sends any more");
+        assert_eq!(next(&publisher), [3]);
     }
 
     #[test]
