@@ -2,7 +2,7 @@
 //!
 //! Trims are durable when they return, because others act on them.
 
-use std::{cmp::Ordering, collections::HashMap, ops::RangeInclusive, sync::Arc};
+use std::{cmp::Ordering, ops::RangeInclusive, sync::Arc};
 
 use bytes::Bytes;
 use futures::future::join_all;
@@ -36,9 +36,6 @@ const SCAN_ENTRIES: usize = 256;
 
 /// Sections changed with one journal record.
 const SECTIONS_PER_RECORD: usize = 16;
-
-/// The version that each block of a chunk had when it was handed to an export.
-pub type ExportedBlocks = HashMap<u16, u64>;
 
 impl Volume {
     /// Drops what lies past `size` of one content and refuses older write epochs from then on.
@@ -142,24 +139,6 @@ impl Volume {
         self.restate(key, section..=section, AtDamage::Fail, restate).await.map(drop)
     }
 
-    /// Turns written blocks clean that are still those of `exported`; returns their bytes. The
-    /// caller syncs.
-    ///
-    /// # Errors
-    /// As [`Self::release`].
-    pub async fn mark_exported(
-        &self,
-        key: ChunkKey,
-        exported: &ExportedBlocks,
-    ) -> Result<ByteLen, EngineError> {
-        let exported = exported.clone();
-        let restate = move |at, fingerprint: u64, state| {
-            let same = exported.get(&at) == Some(&fingerprint);
-            (same && state == BlockState::Written).then_some(BlockState::Clean)
-        };
-        self.restate(key, 0..=SECTIONS_MAX - 1, AtDamage::Fail, restate).await
-    }
-
     /// The chunks of a content that are here, from `first` on, `count` of them at most by index.
     /// May be dropped at its await.
     ///
@@ -246,7 +225,7 @@ impl Volume {
         run(async move { shared.refuse_older(content, write_epoch).await }).await
     }
 
-    async fn restate(
+    pub(super) async fn restate(
         &self,
         key: ChunkKey,
         numbers: RangeInclusive<u8>,

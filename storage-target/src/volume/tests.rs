@@ -36,8 +36,8 @@ use millrace_types::{
 use tokio::task::JoinHandle;
 
 use super::{
-    Authority, Blank, EngineError, Fill, OpenError, Options, Volume, WriteRequest, ZeroRequest,
-    reopen::Live,
+    Authority, Blank, EngineError, ExportedBlocks, Fill, OpenError, Options, Volume, WriteRequest,
+    ZeroRequest, reopen::Live,
 };
 use crate::{
     disk::{BufferPool, Piece, simulated::SimulatedDisk},
@@ -355,6 +355,29 @@ async fn what_an_export_has_read_becomes_clean_unless_it_changed_meanwhile() {
     assert_eq!(bytes.0, BLOCK as u64);
     let snapshot = volume.snapshot(key(1, 0), 0..2).await.unwrap();
     assert_eq!((snapshot.state(0), snapshot.state(1)), (BlockState::Clean, BlockState::Written));
+}
+
+#[tokio::test]
+async fn blocks_of_an_export_become_clean_wherever_they_lie_and_no_others() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    // Two in each of the chunk's sections.
+    let places = [1_u16, 4, 9, 15];
+    for block in places {
+        write(&volume, key(1, 0), usize::from(block) * BLOCK, pattern(1, 0, BLOCK)).await;
+    }
+    assert_eq!(volume.mark_exported(key(1, 0), &ExportedBlocks::new()).await.unwrap().0, 0);
+    for (exported, clean) in
+        [(vec![9], [false, false, true, false]), (vec![4, 15], [false, true, true, true])]
+    {
+        let snapshot = volume.snapshot(key(1, 0), 0..16).await.unwrap();
+        let blocks = exported.iter().map(|&block| (block, snapshot.fingerprint(block))).collect();
+        drop(snapshot);
+        let bytes = volume.mark_exported(key(1, 0), &blocks).await.unwrap();
+        assert_eq!(bytes.0, (exported.len() * BLOCK) as u64);
+        let snapshot = volume.snapshot(key(1, 0), 0..16).await.unwrap();
+        assert_eq!(places.map(|block| snapshot.state(block) == BlockState::Clean), clean);
+    }
 }
 
 #[tokio::test]
