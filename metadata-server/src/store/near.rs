@@ -9,6 +9,7 @@
 //!   written stays out of it: the store has that in memory for a while, and whoever brings a
 //!   million names in would push out what everybody reads.
 //! - *Who has what open* ([`keys::opens`]) is here as a whole, as long as it has a bound.
+//! - *Where the reclaim queue of each target begins*, so that no scan goes over what was freed.
 //!
 //! What is here follows each batch that the store has taken, and is forgotten with one that it may
 //! have taken or not. So it never shows anything else than the store does.
@@ -18,7 +19,10 @@ use std::{collections::BTreeMap, fmt, ops::Bound};
 use bytes::Bytes;
 use quick_cache::{Weighter, sync::Cache};
 
-use super::{Batch, MetaStore, Pair, StoreError, View, borrow, keys, prefix_end};
+use self::queues::{Queues, queue_of};
+use super::{Batch, MetaStore, Pair, StoreError, View, borrow, keys, memory, prefix_end};
+
+mod queues;
 
 /// The store behind it, and what is near.
 pub struct Near<S> {
@@ -28,6 +32,7 @@ pub struct Near<S> {
     opens: Option<BTreeMap<Vec<u8>, Bytes>>,
     /// How many of them are kept.
     opens_max: usize,
+    queues: Queues,
 }
 
 #[derive(Clone)]
@@ -49,11 +54,12 @@ impl<S: MetaStore> Near<S> {
         let opens = (found.len() <= opens_max)
             .then(|| found.into_iter().map(|(key, value)| (key, value.into())).collect());
         let recent = Cache::with_weighter(entries, recent_bytes, Weight);
-        Ok(Self { store, recent, opens, opens_max })
+        Ok(Self { store, recent, opens, opens_max, queues: Queues::default() })
     }
 
     /// The store has taken this.
     fn follow(&mut self, batch: &Batch) {
+        self.queues.follow(batch);
         for (key, value) in batch.iter() {
             if let Some(opens) = self.opens.as_mut().filter(|_| key.starts_with(&OPENS)) {
                 match value {
@@ -69,6 +75,23 @@ impl<S: MetaStore> Near<S> {
         if self.opens.as_ref().is_some_and(|opens| opens.len() > self.opens_max) {
             self.opens = None;
         }
+    }
+
+    /// Scans a queue from its beginning.
+    fn scan_queue(
+        &self,
+        queue: &[u8],
+        to: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Pair>, StoreError> {
+        let head = self.queues.head(queue);
+        let from = Bound::Included(head.as_slice());
+        if limit == 0 || memory::is_empty_range(from, to) {
+            return Ok(Vec::new());
+        }
+        let found = self.store.scan(from, to, limit)?;
+        self.queues.handle_found(queue, found.first().map(|(key, _)| key.as_slice()), to);
+        Ok(found)
     }
 }
 
@@ -93,10 +116,13 @@ impl<S: MetaStore> View for Near<S> {
         to: Bound<&[u8]>,
         limit: usize,
     ) -> Result<Vec<Pair>, StoreError> {
+        if let Some(queue) = queue_of(from) {
+            return self.scan_queue(queue, to, limit);
+        }
         let Some(opens) = self.opens.as_ref().filter(|_| is_of_opens(from, to)) else {
             return self.store.scan(from, to, limit);
         };
-        if super::memory::is_empty_range(from, to) {
+        if memory::is_empty_range(from, to) {
             return Ok(Vec::new());
         }
         let found = opens.range::<[u8], _>((from, to)).take(limit);
@@ -115,6 +141,7 @@ impl<S: MetaStore> MetaStore for Near<S> {
                 // Whether it was taken is unknown.
                 self.recent.clear();
                 self.opens = None;
+                self.queues.clear();
                 Err(error)
             }
         }
@@ -173,7 +200,7 @@ const ENTRY_BYTES: u64 = 144;
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{InodeId, SessionId};
+    use millrace_types::{InodeId, SessionId, TargetId};
     use proptest::prelude::*;
 
     use super::*;
@@ -229,9 +256,14 @@ mod tests {
         prop_oneof![
             (inode.clone(), session).prop_map(|(inode, session)| keys::open(inode, session)),
             inode.prop_map(keys::inode),
+            place().prop_map(|(target, at)| keys::reclaim(target, at)),
             Just(vec![keys::OPENS + 1]),
             Just(vec![keys::OPENS - 1, 7]),
         ]
+    }
+
+    fn place() -> impl Strategy<Value = (TargetId, u64)> {
+        ((0_u8..2).prop_map(|target| TargetId([target; 8])), 0_u64..6)
     }
 
     #[derive(Clone, Debug)]
@@ -240,6 +272,7 @@ mod tests {
         Get(Vec<u8>),
         Scan(Vec<u8>, Vec<u8>, usize),
         OpensOf(InodeId),
+        Queue((TargetId, u64), usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -251,6 +284,7 @@ mod tests {
             4 => key().prop_map(Step::Get),
             1 => (key(), key(), 0_usize..9).prop_map(|(a, b, n)| Step::Scan(a, b, n)),
             2 => (0_u64..4).prop_map(|inode| Step::OpensOf(InodeId(inode))),
+            4 => (place(), 0_usize..4).prop_map(|(place, limit)| Step::Queue(place, limit)),
         ]
     }
 
@@ -282,6 +316,15 @@ mod tests {
                                 prop_assert_eq!(near.scan(from, to, limit).unwrap(), stored);
                             }
                         }
+                        Step::Queue((target, through), limit) => {
+                            let queue = keys::reclaims_of(target);
+                            let (end, last) = (prefix_end(&queue), keys::reclaim(target, through));
+                            let from = Bound::Included(&*queue);
+                            for to in [borrow(&end), Bound::Included(&*last), borrow(&end)] {
+                                let stored = near.store.scan(from, to, limit).unwrap();
+                                prop_assert_eq!(near.scan(from, to, limit).unwrap(), stored);
+                            }
+                        }
                         Step::OpensOf(inode) => {
                             let (from, all) = (keys::opens(inode), usize::MAX);
                             let (end, from) = (prefix_end(&from), Bound::Included(&*from));
@@ -309,6 +352,38 @@ mod tests {
         ));
         assert_eq!(near.get(&keys::inode(InodeId(5))).unwrap().unwrap(), b"inode");
         assert_eq!(near.recent.len(), 1);
+    }
+
+    #[test]
+    fn a_queue_is_looked_through_from_where_it_begins() {
+        let mut near = Near::new(MemoryStore::default(), 1 << 20).unwrap();
+        let target = TargetId([7; 8]);
+        let queue = keys::reclaims_of(target);
+        let end = prefix_end(&queue);
+        let first = |near: &Near<MemoryStore>| {
+            let found = near.scan(Bound::Included(&queue), borrow(&end), 1).unwrap();
+            found.into_iter().next().map(|(key, _)| key)
+        };
+        let change = |near: &mut Near<MemoryStore>, at, value: Option<&[u8]>| {
+            let mut batch = Batch::default();
+            match value {
+                Some(value) => batch.put(keys::reclaim(target, at), value.to_vec()),
+                None => batch.delete(keys::reclaim(target, at)),
+            }
+            near.commit(&batch).unwrap();
+        };
+        for at in [1, 2] {
+            change(&mut near, at, Some(b"content"));
+        }
+        change(&mut near, 1, None);
+        assert_eq!(first(&near), Some(keys::reclaim(target, 2)));
+        assert_eq!(near.queues.head(&queue), keys::reclaim(target, 2));
+        change(&mut near, 2, None);
+        assert_eq!(first(&near), None);
+        // Nothing is looked through until something comes.
+        assert_eq!(Bound::Excluded(near.queues.head(&queue)), end);
+        change(&mut near, 3, Some(b"content"));
+        assert_eq!(first(&near), Some(keys::reclaim(target, 3)));
     }
 
     #[test]
