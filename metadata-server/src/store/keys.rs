@@ -107,7 +107,7 @@ use millrace_types::{
 
 /// Builds a key from its table and its parts, each as big-endian bytes.
 macro_rules! key {
-    ($table:expr $(, $part:expr)*) => {{
+    ($table:literal $(, $part:expr)*) => {{
         let parts: &[&[u8]] = &[&[$table] $(, &$part[..])*];
         parts.concat()
     }};
@@ -119,12 +119,6 @@ pub const CONTENTS: u8 = b'p';
 
 /// The table of opens, which [`super::near`] keeps at hand.
 pub const OPENS: u8 = b'O';
-
-/// Begins every key of the reclaim queues.
-pub const RECLAIMS: u8 = b'Q';
-
-/// Bytes of the beginning that the keys of one target's queue have in common.
-pub const RECLAIMS_OF_LEN: usize = 1 + size_of::<TargetId>();
 
 /// The table of directories whose whiteouts go by and by.
 pub const SWEEPS: u8 = b'v';
@@ -318,19 +312,19 @@ pub fn pool(pool: PoolId) -> Vec<u8> {
 /// The reclaim queue of every target.
 #[must_use]
 pub fn reclaims() -> Vec<u8> {
-    key!(RECLAIMS)
+    key!(b'Q')
 }
 
 /// The reclaim queue of a target.
 #[must_use]
 pub fn reclaims_of(target: TargetId) -> Vec<u8> {
-    key!(RECLAIMS, target.0)
+    key!(b'Q', target.0)
 }
 
 /// One place in the reclaim queue of a target.
 #[must_use]
 pub fn reclaim(target: TargetId, position: u64) -> Vec<u8> {
-    key!(RECLAIMS, target.0, position.to_be_bytes())
+    key!(b'Q', target.0, position.to_be_bytes())
 }
 
 /// All remembered outcomes of a session.

@@ -10,7 +10,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::super::{Batch, keys};
+use millrace_types::TargetId;
+
+use super::super::Batch;
 
 /// For each queue a key before which it has nothing, as far as that is known.
 #[derive(Debug, Default)]
@@ -44,7 +46,7 @@ impl Queues {
     pub(super) fn follow(&self, batch: &Batch) {
         let mut heads = self.lock();
         for (key, _) in batch.iter().filter(|(_, value)| value.is_some()) {
-            let queue = key.get(..keys::RECLAIMS_OF_LEN).filter(|_| is_of_queue(key));
+            let queue = key.get(..QUEUE_LEN).filter(|_| is_of_queue(key));
             if let Some(head) = queue.and_then(|queue| heads.get_mut(queue))
                 && key < head.as_slice()
             {
@@ -67,11 +69,17 @@ impl Queues {
 /// The queue that a scan goes through from its beginning.
 pub(super) fn queue_of(from: Bound<&[u8]>) -> Option<&[u8]> {
     match from {
-        Bound::Included(key) if key.len() == keys::RECLAIMS_OF_LEN && is_of_queue(key) => Some(key),
+        Bound::Included(key) if key.len() == QUEUE_LEN && is_of_queue(key) => Some(key),
         _ => None,
     }
 }
 
 fn is_of_queue(key: &[u8]) -> bool {
-    key.first() == Some(&keys::RECLAIMS)
+    key.first() == Some(&RECLAIMS)
 }
+
+/// Begins every key of these queues ([`keys::reclaim`](crate::store::keys::reclaim)).
+const RECLAIMS: u8 = b'Q';
+
+/// Bytes of the beginning that the keys of one target's queue have in common.
+const QUEUE_LEN: usize = 1 + size_of::<TargetId>();
