@@ -218,8 +218,8 @@ impl Walk {
         }
     }
 
-    /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
-    /// which the walk goes on behind it.
+    /// Some more inodes, or `None` at the end; no inodes where the next directory is empty. A
+    /// directory that cannot be listed is an error, after which the walk goes on behind it.
     ///
     /// # Errors
     /// The directory that failed, and why; [`ErrorKind::NotSupported`] for one that lies too deep.
@@ -242,39 +242,36 @@ impl Walk {
             self.branch = branch;
             return Err((directory, too_deep(directory, self.levels_max)));
         }
-        while let Some(position) = self.open.last() {
-            let Position { directory, cookie, level, branch } = position.clone();
-            self.branch.clone_from(&branch);
-            if cookie == 0
-                && let Err(failure) = self.begin(environment, importer, directory).await
-            {
-                self.failed = self.open.pop();
+        let Some(position) = self.open.last() else { return Ok(None) };
+        let Position { directory, cookie, level, branch } = position.clone();
+        self.branch.clone_from(&branch);
+        if cookie == 0
+            && let Err(failure) = self.begin(environment, importer, directory).await
+        {
+            self.failed = self.open.pop();
+            return Err((directory, failure));
+        }
+        let page = match page(environment, directory, cookie).await {
+            Ok(page) => page,
+            Err(failure) => {
+                self.open.pop();
                 return Err((directory, failure));
             }
-            let page = match page(environment, directory, cookie).await {
-                Ok(page) => page,
-                Err(failure) => {
-                    self.open.pop();
-                    return Err((directory, failure));
-                }
-            };
-            let Some((last, _)) = page.last() else {
-                self.open.pop();
-                continue;
-            };
-            let last = *last;
-            if let Some(position) = self.open.last_mut() {
+        };
+        match (page.last(), self.open.last_mut()) {
+            (Some(&(last, _)), Some(position)) if page.len() == PAGE_ENTRIES => {
                 position.cookie = last;
             }
-            let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
-            for inode in inodes.iter().rev().filter(|inode| inode.is_directory()) {
-                let own = inode.parent.as_ref().filter(|_| directory == top);
-                let own = own.map(|parent| Arc::new(parent.name.clone()));
-                self.enter(inode.id, level + 1, own.or_else(|| branch.clone()));
-            }
-            return Ok(Some(inodes));
+            // There is nothing behind it: the next step is in another directory, and knows that.
+            _ => drop(self.open.pop()),
         }
-        Ok(None)
+        let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
+        for inode in inodes.iter().rev().filter(|inode| inode.is_directory()) {
+            let own = inode.parent.as_ref().filter(|_| directory == top);
+            let own = own.map(|parent| Arc::new(parent.name.clone()));
+            self.enter(inode.id, level + 1, own.or_else(|| branch.clone()));
+        }
+        Ok(Some(inodes))
     }
 
     fn enter(&mut self, directory: InodeId, level: u32, branch: Option<Arc<FileName>>) {

@@ -91,3 +91,22 @@ async fn directories_that_lie_too_deep_are_failures_and_the_walk_goes_on_behind_
     let branches = [branch(b"000"), branch(b"000"), branch(b"001")];
     assert_eq!(failed, second.into_iter().zip(branches).collect::<Vec<_>>());
 }
+
+#[tokio::test]
+async fn a_walk_knows_in_which_directory_its_next_step_is() {
+    let world = World::unlinked().await;
+    let top = world.make_directory("/top").await;
+    for directory in world.make_directories(top, 3).await {
+        world.make_directories(directory, 2).await;
+    }
+    let mut walk = Walk::new(top, Unlisted::Leave);
+    let (mut at, mut found) = (walk.at(), 0);
+    while let Some(page) = walk.next(&*world.server, &world.hydration.importer).await.unwrap() {
+        for inode in page.iter().filter(|inode| inode.id != top) {
+            assert_eq!(inode.parent.as_ref().map(|parent| parent.directory), Some(at));
+            found += 1;
+        }
+        at = walk.at();
+    }
+    assert_eq!(found, 3 + 3 * 2);
+}
