@@ -7,7 +7,12 @@
 //! and what answers a change, is then taken whole, within a length and a time. What a read brings
 //! is handed on as it comes; who reads it looks at its length and its pace.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
@@ -122,31 +127,43 @@ impl Wire {
     }
 }
 
-/// Makes clients that count.
+/// Makes clients that count: one for all who ask for the same. Each reads the certificates that the
+/// system trusts, for which it takes 10 ms.
 #[derive(Debug, Clone)]
 pub(crate) struct Connector {
     wire: Wire,
+    /// By what their options print, which is all that these hold and cannot be compared otherwise.
+    made: Arc<Mutex<HashMap<String, HttpClient>>>,
 }
 
 impl Connector {
     pub(crate) fn new(wire: Wire) -> Self {
-        Self { wire }
+        Self { wire, made: Arc::default() }
     }
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = format!("{options:?}");
+        if let Some(client) = made.get(&name) {
+            return Ok(client.clone());
+        }
         let reads = ReqwestConnector::default().connect(options)?;
         let patient = options.clone().with_read_timeout_disabled();
-        let changes = ReqwestConnector::default().connect(&patient)?;
-        Ok(HttpClient::new(Metered { reads, changes, wire: self.wire.clone() }))
+        let (changes, wire) = (OnceLock::new(), self.wire.clone());
+        let client = HttpClient::new(Metered { reads, patient, changes, wire });
+        made.insert(name, client.clone());
+        Ok(client)
     }
 }
 
 #[derive(Debug)]
 struct Metered {
     reads: HttpClient,
-    changes: HttpClient,
+    /// The options of `changes`, which many daemons never need.
+    patient: ClientOptions,
+    changes: OnceLock<HttpClient>,
     wire: Wire,
 }
 
@@ -155,8 +172,18 @@ impl Metered {
     async fn change(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let limit = self.wire.limit_of_sending(&request);
         let len = request.body().content_length() as u64;
-        let answer = timeout(limit, self.changes.execute(request)).await;
+        let answer = timeout(limit, self.changes()?.execute(request)).await;
         answer.unwrap_or_else(|_| Err(late(len, limit)))
+    }
+
+    fn changes(&self) -> Result<&HttpClient, HttpError> {
+        if let Some(changes) = self.changes.get() {
+            return Ok(changes);
+        }
+        let made = ReqwestConnector::default().connect(&self.patient);
+        let made = made.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        // Of two that are made at the same time one is dropped.
+        Ok(self.changes.get_or_init(|| made))
     }
 }
 
@@ -265,6 +292,16 @@ mod tests {
     fn wire(patience: u64) -> Wire {
         let (counters, requests) = (Arc::default(), Arc::new(Requests::new(1)));
         Wire::new("h".to_owned(), counters, requests, classify, Duration::from_secs(patience))
+    }
+
+    #[test]
+    fn who_asks_for_the_same_client_gets_one_and_who_asks_for_another_has_its_own() {
+        let connector = Connector::new(wire(5));
+        let options = || ClientOptions::new().with_connect_timeout(Duration::from_secs(7));
+        for of in [options(), options(), options().with_allow_http(true), options()] {
+            connector.clone().connect(&of).unwrap();
+        }
+        assert_eq!(connector.made.lock().unwrap().len(), 2);
     }
 
     #[test]

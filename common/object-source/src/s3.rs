@@ -81,7 +81,7 @@ impl S3 {
         let options = client_options(settings, address.is_plain_http());
         let (authority, patience) = (address.authority().to_owned(), settings.read_timeout);
         let wire = Wire::new(authority, counters, requests, classify, patience);
-        let streamer = Streamer::new(settings, wire.clone(), address.is_plain_http())?;
+        let streamer = Streamer::new(settings, wire.clone(), address.is_plain_http());
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
         let anonymous = spec.credentials() == Some(ANONYMOUS)

@@ -4,7 +4,7 @@
 //! they are read once beforehand, and for their CRC32C where the bucket takes it. It goes through
 //! the same proxies, is counted as others are, and its answer is heard as theirs.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use backon::Retryable;
@@ -34,17 +34,27 @@ const RATE_MIN: u64 = MIB;
 /// Sends bodies that are not in memory.
 #[derive(Debug)]
 pub(super) struct Streamer {
-    client: reqwest::Client,
+    /// Made when it is needed for the first time, which takes 10 ms.
+    client: OnceLock<reqwest::Client>,
+    settings: Settings,
     wire: Wire,
-    patience: Duration,
+    plain_http: bool,
 }
 
 impl Streamer {
+    pub(super) fn new(settings: &Settings, wire: Wire, plain_http: bool) -> Self {
+        Self { client: OnceLock::new(), settings: settings.clone(), wire, plain_http }
+    }
+
     /// # Errors
     /// When TLS cannot be set up.
-    pub(super) fn new(settings: &Settings, wire: Wire, plain_http: bool) -> Result<Self, Error> {
-        let client = streaming_client(settings, plain_http)?;
-        Ok(Self { client, wire, patience: settings.read_timeout })
+    fn client(&self) -> Result<&reqwest::Client, Error> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let made = streaming_client(&self.settings, self.plain_http)?;
+        // Of two that are made at the same time one is dropped.
+        Ok(self.client.get_or_init(|| made))
     }
 }
 
@@ -116,9 +126,10 @@ impl S3 {
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
         request.headers_mut().extend(headers);
         self.signer.authorize_body(&mut request, digest).await?;
-        let Streamer { client, wire, patience } = &self.streamer;
+        let Streamer { settings, wire, .. } = &self.streamer;
+        let client = self.streamer.client()?;
         wire.leaves(RequestClass::Part, len);
-        let limit = *patience + Duration::from_secs(len / RATE_MIN);
+        let limit = settings.read_timeout + Duration::from_secs(len / RATE_MIN);
         let sent = client
             .put(url)
             .headers(std::mem::take(request.headers_mut()))
