@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{Stream, TryStreamExt};
+use futures::Stream;
 use millrace_types::MIB;
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     directory::Directory,
     google::Google,
     limits::{Limits, Requests},
-    object::{PARTS_MAX, WHOLE_LEN_MAX, check_key, check_prefix},
+    object::{PARTS_MAX, check_key, check_prefix},
     pace::Pace,
     s3::S3,
 };
@@ -25,6 +25,7 @@ mod absence;
 mod body;
 mod fallback;
 mod trial;
+pub(crate) mod whole;
 
 /// What a part that is streamed counts for among the bytes in flight: no more is in memory.
 const STREAM_WINDOW: u64 = 8 * MIB;
@@ -241,40 +242,6 @@ impl Bucket {
         };
         let pace = Pace::new(self.patience);
         Ok(RangeBody::new(stream, len, permit, Arc::clone(&self.counters), pace))
-    }
-
-    /// All bytes of one version of an object of `size` bytes, [`WHOLE_LEN_MAX`] at most. On S3 and
-    /// GCS they are checked against the bucket's checksum of the object: its CRC32C if it tells
-    /// one, else, on S3 over plain HTTP, its entity tag if that can be an MD5. Damaged ones are
-    /// asked for again. (An entity tag that is no MD5 but looks like one is found by that: the
-    /// bytes come the same twice.)
-    ///
-    /// # Errors
-    /// [`Error::Changed`] when the object is another version by now.
-    pub async fn get_whole(&self, key: &str, size: u64, if_match: &Tag) -> Result<Bytes, Error> {
-        check_key(key)?;
-        if size > WHOLE_LEN_MAX {
-            return Err(Error::invalid(format!("{size} bytes are too many for one piece")));
-        }
-        match &self.kind {
-            _ if size == 0 => Ok(Bytes::new()),
-            Kind::S3(s3) => {
-                let _permit = self.limits.acquire(size).await?;
-                let bytes = Box::pin(s3.get_whole(key, size, if_match)).await?;
-                self.counters.receive(bytes.len());
-                Ok(bytes)
-            }
-            Kind::Google(google) => {
-                let _permit = self.limits.acquire(size).await?;
-                let bytes = Box::pin(google.get_whole(key, size, if_match)).await?;
-                self.counters.receive(bytes.len());
-                Ok(bytes)
-            }
-            Kind::Azure(_) | Kind::Directory(_) => {
-                let body = self.get_range(key, 0..size, if_match).await?;
-                Ok(body.try_collect::<Vec<_>>().await?.concat().into())
-            }
-        }
     }
 
     /// Stores a whole object, and tells whether the bucket says that it has all of it. For objects

@@ -63,6 +63,17 @@ impl Inner {
             let Some((first, end)) = next else { return Ok(()) };
             let start = u32::from(first) * BLOCK;
             let len = (u32::from(end) * BLOCK).min(view.backed) - start;
+            let place = (first, end - first);
+            if start == 0 && view.whole_object() == Some(u64::from(len)) {
+                drop(pool.segment_room(link, len as usize).await);
+                let Some(Whole { buffer, mut room }) = self.fetch_whole(view, len).await? else {
+                    continue;
+                };
+                room.arrived();
+                self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
+                self.deliver(view, claim.id, place, (buffer, len), (mark, room));
+                continue;
+            }
             let mut source = match opened.take() {
                 Some(source) => source,
                 None => {
@@ -82,9 +93,31 @@ impl Inner {
             let buffer = source.fill(buffer, len as usize).await?;
             room.arrived();
             self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
-            self.deliver(view, claim.id, (first, end - first), (buffer, len), (mark, room));
+            self.deliver(view, claim.id, place, (buffer, len), (mark, room));
             opened = Some(source);
         }
+    }
+
+    /// All of a small object, into a buffer that is there when it comes; nothing where there is no
+    /// room for it for long.
+    async fn fetch_whole(&self, view: &ChunkView, len: u32) -> Result<Option<Whole>, Failure> {
+        let origin = view.origin.as_ref().ok_or(ErrorKind::Internal)?;
+        let bucket = self.links.bucket(origin.link).await?;
+        let tag = Tag::new(origin.tag.clone())?;
+        let pool = self.volume.pool();
+        let make_room = || async {
+            let room = pool.segment_room(origin.link, len as usize);
+            let room = timeout(OPEN_MAX, room).await.ok()?;
+            Some(Whole { buffer: pool.acquire(len as usize).await, room })
+        };
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        let size = u64::from(len);
+        let whole = bucket.get_whole_into(&origin.key, size, &tag, &make_room).await;
+        let mut whole = whole.map_err(as_seen)?;
+        if let Some(Whole { buffer, .. }) = &mut whole {
+            buffer.as_mut_slice()[len as usize..].fill(0);
+        }
+        Ok(whole)
     }
 
     async fn open(&self, view: &ChunkView, claim: Claim) -> Result<Source, Failure> {
@@ -195,6 +228,18 @@ fn part_of(whole: Bytes, size: u64, part: Range<u64>) -> Result<Bytes, Failure> 
         return Err(ErrorKind::BucketUnavailable.into());
     };
     Ok(Bytes::copy_from_slice(&whole[start..end]))
+}
+
+/// A buffer for a small object, with the right to hold it.
+struct Whole {
+    buffer: AlignedBuffer,
+    room: SegmentRoom,
+}
+
+impl AsMut<[u8]> for Whole {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_mut_slice()
+    }
 }
 
 /// The body of a GET, cut into segments. Of a small object all has come already.

@@ -4,8 +4,8 @@ use std::{future::poll_fn, time::Instant};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
-use futures::TryStreamExt;
-use http::{HeaderMap, HeaderValue, Method, header};
+use futures::{TryStreamExt, stream::BoxStream};
+use http::{HeaderMap, HeaderValue, Method, header, response::Parts};
 use object_store::{
     PutPayload,
     aws::{AwsAuthorizer, AwsCredentialProvider},
@@ -34,6 +34,14 @@ pub(super) struct Ask<'a> {
     /// Conditions and the like; signed along.
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
+}
+
+/// The body of an answer on its way.
+pub(super) struct Incoming {
+    stream: BoxStream<'static, Result<Bytes, HttpError>>,
+    /// That of an object. A long completion may take minutes, over which S3 sends a blank now and
+    /// then.
+    pace: Option<Pace>,
 }
 
 /// Why an attempt failed.
@@ -110,20 +118,6 @@ impl Signer {
         Ok((|| self.exchange(ask)).retry(self.backoff).when(again).await?.0)
     }
 
-    /// As [`Self::send`]; an answer that `check` finds transiently wrong is asked for again.
-    pub(super) async fn send_checked(
-        &self,
-        ask: &Ask<'_>,
-        check: impl Fn(&HeaderMap, &Bytes) -> Result<(), Error>,
-    ) -> Result<Bytes, Error> {
-        let once = || async {
-            let (headers, bytes) = self.exchange(ask).await?;
-            check(&headers, &bytes)?;
-            Ok(bytes)
-        };
-        once.retry(self.backoff).when(self.while_time_is(Error::is_transient)).await
-    }
-
     /// Which errors lead to another attempt, of attempts that begin now.
     pub(super) fn while_time_is(&self, when: impl Fn(&Error) -> bool) -> impl Fn(&Error) -> bool {
         let (begun, limit) = (Instant::now(), self.settings.retry_timeout);
@@ -179,48 +173,110 @@ impl Signer {
         ask: &Ask<'_>,
         request: HttpRequest,
     ) -> Result<(HeaderMap, Bytes), Failed> {
-        let answer = self
-            .client
-            .execute(request)
-            .await
-            .map_err(|error| Failed::unanswered(&error, self.address.endpoint()))?;
-        let (head, body) = answer.into_parts();
-        let mut stream = body.bytes_stream();
-        let mut bytes = BytesMut::with_capacity(announced(&head.headers));
-        let mut pace = Pace::new(self.settings.read_timeout);
-        // A long completion may take minutes, over which S3 sends a blank now and then.
-        let has_pace = ask.method == Method::GET;
-        loop {
-            let next = tokio::select! {
-                biased;
-                next = stream.try_next() => next,
-                () = poll_fn(|cx| pace.poll_too_slow(cx)), if has_pace => {
-                    let slow = Error::unavailable("the bucket sends its answer too slowly");
-                    return Err(Failed::lost(slow));
-                }
-            };
-            let next =
-                next.map_err(|error| transport::unreachable(&error, self.address.endpoint()));
-            let Some(piece) = next.map_err(Failed::lost)? else { break };
-            pace.arrived(piece.len() as u64);
-            if bytes.len() + piece.len() > ANSWER_LEN_MAX {
-                let long = Error::unavailable("the bucket's answer is longer than any can be");
-                return Err(long.into());
-            }
-            bytes.extend_from_slice(&piece);
-        }
-        let bytes = bytes.freeze();
+        let (head, mut body) = self.answer(request, ask.method == Method::GET).await?;
+        let bytes = self.collect(&head, &mut body).await?;
         // S3 begins a long completion with 200 and may end it with an error in the body. The body
         // of an object may look like anything.
         let is_object = ask.method == Method::GET && ask.key.is_some() && ask.query.is_empty();
         if head.status.is_success() && (is_object || !transport::is_error(&bytes)) {
             return Ok((head.headers, bytes));
         }
-        let is_final = answer::is_final(head.status, &bytes);
-        let is_not_begun = transport::is_refused(head.status, &bytes);
-        let (status, headers) = (head.status, &head.headers);
-        let error = answer::refusal(ask, status, headers, &bytes, &self.address);
-        Err(Failed { error, is_final, is_lost: false, is_not_begun })
+        Err(self.refused(ask, &head, &bytes))
+    }
+
+    /// Asks for an object; its bytes are handed on as they come, to [`Self::read_into`].
+    pub(super) async fn open(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Incoming), Error> {
+        let request = self.request(ask).await?;
+        let opened = async {
+            let (head, mut body) = self.answer(request, true).await?;
+            if head.status.is_success() {
+                return Ok((head.headers, body));
+            }
+            let bytes = self.collect(&head, &mut body).await?;
+            Err(self.refused(ask, &head, &bytes))
+        };
+        // Boxed as all of them are.
+        Box::pin(opened).await.map_err(|failed: Failed| failed.error)
+    }
+
+    /// Fills a buffer with exactly what comes.
+    pub(super) async fn read_into(
+        &self,
+        mut body: Incoming,
+        into: &mut [u8],
+        key: &str,
+    ) -> Result<(), Error> {
+        let mut len = 0;
+        while let Some(piece) = self.piece(&mut body).await.map_err(|failed| failed.error)? {
+            if let Some(room) = into.get_mut(len..len + piece.len()) {
+                room.copy_from_slice(&piece);
+            }
+            len += piece.len();
+            if len > into.len() {
+                break;
+            }
+        }
+        if len == into.len() {
+            return Ok(());
+        }
+        let (at_least, has) = (if len > into.len() { "at least " } else { "" }, into.len());
+        Err(Error::unavailable(format!(
+            "the bucket sends {at_least}{len} bytes of {key:?}, which has {has}"
+        )))
+    }
+
+    /// Sends, until an answer begins.
+    async fn answer(
+        &self,
+        request: HttpRequest,
+        has_pace: bool,
+    ) -> Result<(Parts, Incoming), Failed> {
+        let answer = self.client.execute(request).await;
+        let answer = answer.map_err(|error| Failed::unanswered(&error, self.address.endpoint()))?;
+        let (head, body) = answer.into_parts();
+        let pace = has_pace.then(|| Pace::new(self.settings.read_timeout));
+        Ok((head, Incoming { stream: body.bytes_stream(), pace }))
+    }
+
+    async fn collect(&self, head: &Parts, body: &mut Incoming) -> Result<Bytes, Failed> {
+        let mut bytes = BytesMut::with_capacity(announced(&head.headers));
+        while let Some(piece) = self.piece(body).await? {
+            if bytes.len() + piece.len() > ANSWER_LEN_MAX {
+                let long = Error::unavailable("the bucket's answer is longer than any can be");
+                return Err(long.into());
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// The next of an answer; nothing at its end.
+    async fn piece(&self, body: &mut Incoming) -> Result<Option<Bytes>, Failed> {
+        let Incoming { stream, pace } = body;
+        let next = match pace {
+            None => stream.try_next().await,
+            Some(pace) => tokio::select! {
+                biased;
+                next = stream.try_next() => next,
+                () = poll_fn(|cx| pace.poll_too_slow(cx)) => {
+                    let slow = Error::unavailable("the bucket sends its answer too slowly");
+                    return Err(Failed::lost(slow));
+                }
+            },
+        };
+        let next = next.map_err(|error| transport::unreachable(&error, self.address.endpoint()));
+        let next = next.map_err(Failed::lost)?;
+        if let (Some(piece), Some(pace)) = (&next, pace) {
+            pace.arrived(piece.len() as u64);
+        }
+        Ok(next)
+    }
+
+    fn refused(&self, ask: &Ask<'_>, head: &Parts, bytes: &Bytes) -> Failed {
+        let is_final = answer::is_final(head.status, bytes);
+        let is_not_begun = transport::is_refused(head.status, bytes);
+        let error = answer::refusal(ask, head.status, &head.headers, bytes, &self.address);
+        Failed { error, is_final, is_lost: false, is_not_begun }
     }
 
     /// Whether there are credentials, or none are needed.
