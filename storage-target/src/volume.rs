@@ -50,8 +50,9 @@
 //! answer, not the work. They need a tokio runtime around them.
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
-//! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `clean`, `contents`,
-//! `commit`, `checkpoint`, `reopen`; `judge`, `inspect`, `findings`, `scrub`, `gather`, `describe`.
+//! and `spots` (pure), `read`, `install`, `write`, `fills`, `zero`, `ends`, `remove`, `clean`,
+//! `contents`, `commit`, `checkpoint`, `reopen`; `judge`, `inspect`, `findings`, `scrub`, `gather`,
+//! `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -89,6 +90,7 @@ mod drops;
 mod ends;
 mod error;
 mod exported;
+mod fills;
 mod findings;
 mod gather;
 mod inspect;
@@ -204,6 +206,7 @@ struct Shared {
     target: TargetId,
     superblock: Superblock,
     disk: DiskQueue,
+    fills: Arc<fills::Fills>,
     pool: BufferPool,
     index: Index,
     journal: Journal,
