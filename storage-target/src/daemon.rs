@@ -1,7 +1,8 @@
 //! The daemon's answers, one method for each request; knows no transport.
 //!
 //! [`data`] serves clients (and other targets that export or copy), [`copies`] what clients have
-//! targets copy, [`control`] the metadata server, [`export`] uploads, [`upkeep`] operators.
+//! targets copy, [`control`] the metadata server, `hydrate` and [`export`] its jobs, [`upkeep`]
+//! operators.
 //! [`crate::server`] translates between these and the wire. `bodies` and `replies` bound what is on
 //! its way from and to clients, and what each session has of that; `stores` are the targets.
 
@@ -33,6 +34,7 @@ mod control;
 mod copies;
 mod data;
 mod export;
+mod hydrate;
 mod inline;
 mod replies;
 mod stores;
@@ -59,7 +61,7 @@ pub(crate) struct Daemon {
     pub(crate) changed: Changed,
     pub(crate) misses: Misses,
     /// Turns of fetches that no reader waits for.
-    background: Background,
+    background: Arc<Background>,
     bodies: Bodies,
     copies: Copies,
     replies: Replies,
@@ -99,7 +101,7 @@ impl Daemon {
             counters,
             changed: Changed::default(),
             misses: Misses::default(),
-            background,
+            background: Arc::new(background),
             bodies,
             copies: Copies::default(),
             replies: Replies::new(pool_bytes),

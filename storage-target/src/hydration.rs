@@ -184,6 +184,11 @@ impl Hydrator {
         Self { inner: Arc::new(inner) }
     }
 
+    /// Where streams run.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.inner.runtime
+    }
+
     /// Bytes that have arrived from buckets since the start.
     pub(crate) fn fetched_bytes(&self) -> u64 {
         self.inner.fetched_bytes.load(std::sync::atomic::Ordering::Relaxed)

@@ -1,35 +1,29 @@
-//! Requests of the metadata server: trim, hydrate, release, presence, lists, marks, bucket checks;
-//! and the reclaim queue, which this daemon asks for itself.
+//! Requests of the metadata server: trim, release, presence, lists, marks, bucket checks; and the
+//! reclaim queue, which this daemon asks for itself.
 
-use std::{sync::atomic::Ordering, time::Instant};
+use std::sync::atomic::Ordering;
 
-use futures::{StreamExt, stream};
 use millrace_object_source::Trial;
 use millrace_protocol::{
-    ahead::FetchAhead,
     cluster::{LogPoint, LogWitness, ReclaimBatch},
     fsck::{ContentsPage, LISTED_CHUNKS_MAX, ListContents},
     requests::{CountRequests, CountsReply, RequestCounts},
     session::Done,
     target::{
-        CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported,
-        MarkExportedAt, Presence, PresenceReply, Release, Tried, Trim, TrimReply, TryBucket,
+        CheckBucket, ContentName, ITEMS_MAX, Item, ItemResults, MarkExported, MarkExportedAt,
+        Presence, PresenceReply, Release, Tried, Trim, TrimReply, TryBucket,
     },
 };
-use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
+use millrace_types::{ByteLen, ErrorKind, Failure, TargetId};
 
 use super::Daemon;
 use crate::{
     links,
-    store::{Behind, Hold, Store},
-    view::ChunkView,
+    store::{Hold, Store},
 };
 
 /// Contents in one presence request at most.
 const CONTENTS_MAX: usize = 4096;
-
-/// Items of a request that are looked at together; each waits for its turns.
-const ITEMS_AT_A_TIME: usize = 64;
 
 /// What becomes of who knows a file from before its export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,59 +46,6 @@ impl Daemon {
             freed += store.trim(content, size, request.size, request.write_epoch).await?.0;
         }
         Ok(TrimReply { freed: ByteLen(freed) })
-    }
-
-    /// Fetches what is absent and backed.
-    pub(crate) async fn hydrate(&self, request: Hydrate) -> Result<ItemResults, Failure> {
-        check_items(request.items.len())?;
-        let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
-        let results = stream::iter(request.items)
-            .map(|item| async move {
-                let _turns = self.background.turns(&item.content).await?;
-                self.hydrate_item(store, (target, asked), &item, Behind::Job).await
-            })
-            .buffered(ITEMS_AT_A_TIME);
-        Ok(ItemResults { results: results.collect().await })
-    }
-
-    /// Fetches likewise, behind what readers wait for, and only while there is room.
-    pub(crate) async fn fetch_ahead(&self, request: FetchAhead) -> Result<ItemResults, Failure> {
-        check_items(request.items.len())?;
-        let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
-        let results = stream::iter(request.items)
-            .map(|item| async move {
-                let _turns = self.background.turns(&item.content).await?;
-                self.hydrate_item(store, (target, asked), &item, Behind::Readers).await
-            })
-            .buffered(ITEMS_AT_A_TIME);
-        Ok(ItemResults { results: results.collect().await })
-    }
-
-    async fn hydrate_item(
-        &self,
-        store: &Store,
-        (target, asked): (TargetId, Instant),
-        item: &Item,
-        behind: Behind,
-    ) -> Result<ByteLen, Failure> {
-        let content = item.content.clone().checked()?;
-        let chunks = content.origin_length.div_ceil(content.layout.chunk_size().bytes());
-        let end = u64::from(item.first.0).saturating_add(u64::from(item.count)).min(chunks);
-        let mut fetched = 0;
-        for index in u64::from(item.first.0)..end {
-            let index = ChunkIndex(u32::try_from(index).map_err(|_| ErrorKind::FileTooLarge)?);
-            let map = self.cluster.map_with(&content.layout, index).await?;
-            let group = map.group(content.layout.pool(), content.layout.group(index));
-            // Chunks of other targets are passed over.
-            if group.is_some_and(|group| group.targets.contains(&target)) {
-                if self.cluster.has_moved_since(&content.layout, index, asked) {
-                    let words = "others had the chunk when this was asked: ask again";
-                    return Err(Failure::new(ErrorKind::StaleGroup, words));
-                }
-                fetched += store.hydrate(&ChunkView::new(&content, index), behind).await?.0;
-            }
-        }
-        Ok(ByteLen(fetched))
     }
 
     /// Drops clean blocks, until it is over: who asked has looked at the files a moment before, and
@@ -325,7 +266,7 @@ fn name_of(item: &Item) -> ContentName {
     ContentName { inode: item.content.inode, generation: item.content.generation }
 }
 
-fn check_items(count: usize) -> Result<(), Failure> {
+pub(super) fn check_items(count: usize) -> Result<(), Failure> {
     if count <= ITEMS_MAX {
         return Ok(());
     }
