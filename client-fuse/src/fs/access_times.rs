@@ -19,16 +19,18 @@ pub(crate) trait Shows {
 }
 
 impl FileSystem {
-    /// A program reads what shows `shown`, which then shows that.
-    pub(crate) fn note_read(&self, shown: &mut Attributes) {
+    /// A program reads what shows `shown`, which then shows that. Whether it shows anything else.
+    pub(crate) fn note_read(&self, shown: &mut Attributes) -> bool {
         if !self.access_times.may_be_due(shown) {
-            return;
+            return false;
         }
         let before = shown.accessed;
         self.access_times.note(shown, self.cluster.now());
-        if shown.accessed != before {
+        let is_noted = shown.accessed != before;
+        if is_noted {
             self.names.show_access(shown.inode, shown.accessed);
         }
+        is_noted
     }
 
     /// A program lists a directory.
@@ -37,7 +39,9 @@ impl FileSystem {
             return;
         }
         match self.names.attributes(directory) {
-            Some((mut shown, _)) => self.note_read(&mut shown),
+            Some((mut shown, _)) => {
+                self.note_read(&mut shown);
+            }
             None => self.access_times.note_unseen(directory, self.cluster.now()),
         }
     }

@@ -6,7 +6,7 @@ use millrace_protocol::{
     metadata::{Attributes, FileKind, SetAttributes, SetTime},
     session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
 
 use crate::fs::{
     FileSystem,
@@ -116,8 +116,8 @@ impl Drop for Setting<'_> {
 
 impl FileSystem {
     /// What `stat` shows of an inode, if a lease covers it; of a file that is open here, with this
-    /// mount's own writes on top. Of such a one the kernel keeps nothing, so that it asks each time
-    /// what a handle shows.
+    /// mount's own writes on top. Of such a one the kernel keeps no more than it had when it was
+    /// opened, so that it asks each time what a handle shows.
     pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Shown> {
         if !self.may_answer(caller) {
             return None;
@@ -130,6 +130,12 @@ impl FileSystem {
         let (attributes, lease) = self.names.attributes(inode)?;
         let keep = Keep { attributes: self.keep_attributes(inode, &lease), ..Keep::default() };
         Some(Shown { attributes, keep })
+    }
+
+    /// Whether this version of an inode is what is shown of it under a lease, and so all that the
+    /// kernel may have.
+    pub(super) fn shows_version(&self, inode: InodeId, count: ChangeCount) -> bool {
+        self.names.attributes(inode).is_some_and(|(shown, _)| shown.change_count == count)
     }
 
     /// Whether a lease stands on what is shown of an open file.

@@ -391,6 +391,7 @@ impl FileSystem {
     ) -> Result<(Opened, Attributes), Failure> {
         let inode = reply.attributes.inode;
         let count = reply.attributes.change_count;
+        let is_quiet = known == Known::Nobody;
         let file = self.files.handle_open(reply, viewed, whole, mode)?;
         let (attributes, versions) = {
             let mut state = file.state();
@@ -411,8 +412,6 @@ impl FileSystem {
         if let Some(renewal) = renewal {
             handle.begin_renewal(renewal);
         }
-        // From here on it is asked for: what an open has shown may be newer.
-        self.kernel.drop_attributes(inode);
         let caching = if versions {
             // Handles of an older version of the object share the kernel's pages of this inode:
             // the new version stays out of them until those are closed.
@@ -429,8 +428,13 @@ impl FileSystem {
             file.state().paged.handle_open();
         }
         // What is read from the kernel's pages does not come here: the open counts for it.
-        if caching == Caching::Keep && !options.no_atime {
-            self.note_read(&mut file.state().attributes);
+        let is_read = caching == Caching::Keep && !options.no_atime;
+        let is_noted = is_read && self.note_read(&mut file.state().attributes);
+        // What an open has shown may be newer than what the kernel has: it asks from here on. One
+        // for reading of what was kept shows the same, and whoever changes that has it dropped.
+        let is_known = is_quiet && !versions && !is_noted && self.shows_version(inode, count);
+        if !is_known {
+            self.kernel.drop_attributes(inode);
         }
         let hears_closes = self.locks.has_ranges(inode);
         Ok((Opened { handle: number, caching, hears_closes }, attributes))
