@@ -117,7 +117,7 @@ impl Drop for Setting<'_> {
 impl FileSystem {
     /// What `stat` shows of an inode, if a lease covers it; of a file that is open here, with this
     /// mount's own writes on top. Of such a one the kernel keeps no more than it had when it was
-    /// opened, so that it asks each time what a handle shows.
+    /// opened, if that: then it asks each time what a handle shows.
     pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Shown> {
         if !self.may_answer(caller) {
             return None;
@@ -223,9 +223,9 @@ impl FileSystem {
         self.may_answer(caller).then_some(told)
     }
 
-    /// As [`Self::attributes`], for an open file: the kernel asks so before it reads past the end
-    /// that it knows, or seeks from it, and answers with the end of the file by itself if the new
-    /// end lies before.
+    /// As [`Self::attributes`], for an open file: the kernel asks so, unless it has attributes from
+    /// a moment ago, before it reads past the end that it knows, or seeks from it, and answers with
+    /// the end of the file by itself if the new end lies before.
     ///
     /// # Errors
     /// What the server answers; [`millrace_types::ErrorKind::Stale`] when the handle was opened on

@@ -55,6 +55,8 @@ impl FileSystem {
                 copied = self.sync_written(file, losses).await.and(copied);
             }
         }
+        // For a copy the kernel asks for no new time of access.
+        self.kernel.drop_attributes(source.handle.file.inode);
         // Of what it is told, the kernel drops its pages itself. It is not told of what was stored
         // behind a failure, nor of anything when the program was killed.
         if told(&copied) < at_targets.tried || !self.orphans.is_empty(file.inode) {

@@ -253,7 +253,8 @@ impl FileSystem {
             return Duration::ZERO;
         }
         self.note_leave(&[Recall::Attributes(inode)], lease.key());
-        // Whoever opens it looks, once it counts as open, what the kernel may have.
+        // Whoever opens it looks, once it counts as open, what the kernel may have; but who opens
+        // it for reading of what the lease covers shows the same.
         let counts = self.names.stands(inode, lease) && self.files.find(inode).is_none();
         if counts { KEPT } else { Duration::ZERO }
     }

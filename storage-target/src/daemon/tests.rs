@@ -223,6 +223,7 @@ impl World {
             chunk_size,
             backed: chunk_size,
             mark: volume.drop_mark(&key),
+            gathers: false,
         };
         assert_eq!(volume.fill(fill).await.unwrap(), u64::from(BLOCK));
     }

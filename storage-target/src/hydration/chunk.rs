@@ -1,6 +1,6 @@
 //! Who fetches which blocks of one chunk, and who waits for them. No I/O.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use millrace_types::Failure;
 use tokio::sync::oneshot;
@@ -38,6 +38,8 @@ pub(super) struct Claim {
     pub(super) end: u16,
     /// The first segment ends here, so that who asked does not wait for more than it needs.
     pub(super) asked_end: u16,
+    /// Whether it was begun by who reads on, or by nobody: then what comes may be stored later.
+    pub(super) sequential: bool,
 }
 
 #[derive(Debug)]
@@ -93,7 +95,7 @@ impl Chunk {
                 }
                 Some(at) => {
                     let end = std::mem::replace(&mut self.claims[at].end, block);
-                    self.claim(block, end, wanted.end)
+                    self.claim(block..end, wanted.end, wanted.sequential)
                 }
                 None => self.claim_free(block, wanted, backed, &absent),
             };
@@ -138,7 +140,7 @@ impl Chunk {
         };
         // Its first bytes come in any case: so they are kept, too.
         if backed.is_whole && (0..backed.blocks).all(|at| free(&at)) {
-            return self.claim(0, backed.blocks, backed.blocks);
+            return self.claim(0..backed.blocks, backed.blocks, wanted.sequential);
         }
         let reach = match wanted.sequential {
             true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(backed.blocks),
@@ -146,12 +148,13 @@ impl Chunk {
             false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(backed.blocks),
         };
         let end = (block..reach).take_while(free).last().unwrap_or(block) + 1;
-        self.claim(block, end, wanted.end)
+        self.claim(block..end, wanted.end, wanted.sequential)
     }
 
-    fn claim(&mut self, next: u16, end: u16, asked_end: u16) -> Claim {
-        assert!(next < end, "a stream brings at least one block");
-        let claim = Claim { id: self.next_claim, next, end, asked_end };
+    fn claim(&mut self, blocks: Range<u16>, asked_end: u16, sequential: bool) -> Claim {
+        assert!(!blocks.is_empty(), "a stream brings at least one block");
+        let Range { start: next, end } = blocks;
+        let claim = Claim { id: self.next_claim, next, end, asked_end, sequential };
         self.next_claim += 1;
         self.claims.push(claim);
         claim

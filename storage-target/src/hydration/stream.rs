@@ -71,7 +71,7 @@ impl Inner {
                 };
                 room.arrived();
                 self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
-                self.deliver(view, claim.id, place, (buffer, len), (mark, room));
+                self.deliver(view, claim, place, (buffer, len), (mark, room));
                 continue;
             }
             let mut source = match opened.take() {
@@ -93,7 +93,7 @@ impl Inner {
             let buffer = source.fill(buffer, len as usize).await?;
             room.arrived();
             self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
-            self.deliver(view, claim.id, place, (buffer, len), (mark, room));
+            self.deliver(view, claim, place, (buffer, len), (mark, room));
             opened = Some(source);
         }
     }
@@ -153,7 +153,7 @@ impl Inner {
     fn deliver(
         self: &Arc<Self>,
         view: &ChunkView,
-        claim: u64,
+        claim: Claim,
         (first_block, blocks): (u16, u16),
         (buffer, len): (AlignedBuffer, u32),
         (mark, room): (DropMark, SegmentRoom),
@@ -170,7 +170,7 @@ impl Inner {
             installed,
         };
         if let Some(chunk) = self.lock().get_mut(&FetchKey::of(view)) {
-            chunk.deliver(claim, &segment);
+            chunk.deliver(claim.id, &segment);
         }
         drop(segment);
         let fill = Fill {
@@ -183,6 +183,8 @@ impl Inner {
             chunk_size: view.chunk_size,
             backed: view.backed,
             mark,
+            // A write may wait for a block that was asked for by itself.
+            gathers: claim.sequential,
         };
         let fetch_key = FetchKey::of(view);
         let inner = Arc::clone(self);

@@ -1,9 +1,10 @@
 //! What came from a bucket goes to the disk together.
 //!
 //! Small objects arrive one by one. To write each by itself costs a call and, on a virtual machine,
-//! a message to the hypervisor, which take longer than the bytes do. Nobody waits for that: readers
-//! have their bytes already, and jobs go on with other files. So a small fill waits a moment for
-//! others; of those that lie next to each other on the disk the disk engine makes one write.
+//! a message to the hypervisor, which take longer than the bytes do. Readers have their bytes
+//! already, and jobs go on with other files. So a small fill for which no write waits is stored
+//! with others that come a moment later; of those that lie next to each other on the disk the disk
+//! engine makes one write.
 //!
 //! ```text
 //!   fill ─▶ waits ─── 1 MiB, 16 fills, or 4 ms since the first ──▶ all are handed over ─▶ written

@@ -107,4 +107,6 @@ pub struct Fill {
     pub backed: u32,
     /// Taken before the bucket was asked: what the chunk has dropped since is not stored.
     pub mark: DropMark,
+    /// Whether it may wait some milliseconds for others, to go to the disk with them.
+    pub gathers: bool,
 }

@@ -183,6 +183,7 @@ async fn filling(
         chunk_size: CHUNK_SIZE,
         backed: CHUNK_SIZE,
         mark: volume.drop_mark(&key),
+        gathers: false,
     }
 }
 

@@ -328,7 +328,11 @@ impl Shared {
         let reservation = self.reserve_at(&spots::of_fill(fill.key, &pages, fill.backed)).await?;
         let cause = Cause::of_fill(&fill);
         // What no reader holds is free again before the turn is waited for.
-        self.fills.write(pieces_of(reservation.extents()), fill.buffer).await?;
+        let pieces = pieces_of(reservation.extents());
+        match fill.gathers {
+            true => self.fills.write(pieces, fill.buffer).await?,
+            false => self.disk.write(pieces, fill.buffer).await?,
+        }
         let mut installed = 0;
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
             // Looked at where no drop of this section can come between: its object may be another

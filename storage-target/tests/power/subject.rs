@@ -408,6 +408,7 @@ impl Subject {
             chunk_size: u32::try_from(TARGET_CHUNK).unwrap(),
             backed: u32::try_from(TARGET_CHUNK).unwrap(),
             mark: self.volume().drop_mark(&chunk.key()),
+            gathers: false,
         };
         let done = self.volume().fill(fill).await;
         done.map(drop).map_err(|error| self.after(error))

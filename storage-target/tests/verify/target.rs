@@ -252,6 +252,7 @@ impl Target {
             chunk_size: u32::try_from(CHUNK).unwrap(),
             backed: u32::try_from(CHUNK).unwrap(),
             mark: self.volume().drop_mark(&key(inode)),
+            gathers: false,
         };
         self.volume().fill(fill).await.unwrap();
         self.put(inode, block, Some(bytes));

@@ -29,8 +29,8 @@ impl Bucket {
     }
 
     /// The same into the first `size` bytes of what `room` gives, which is asked for it when the
-    /// bytes come: the request goes on meanwhile. Nothing where it gives nothing. It is asked anew
-    /// when the bytes have to be; what it gave before is dropped then.
+    /// answer begins, or, on GCS, when all of it has come. Nothing where it gives nothing. It is
+    /// asked anew when the bytes have to be; what it gave before is dropped then.
     ///
     /// # Errors
     /// As [`Self::get_whole`]; [`Error::Invalid`] for what has fewer bytes.
@@ -57,9 +57,11 @@ impl Bucket {
                 Ok(whole)
             }
             Kind::Google(google) => {
-                let _permit = self.limits.acquire(size).await?;
+                let permit = self.limits.acquire(size).await?;
                 let bytes = Box::pin(google.get_whole(key, size, if_match)).await?;
                 self.counters.receive(bytes.len());
+                // All have come: no request is open.
+                drop(permit);
                 let Some(mut whole) = room().await else { return Ok(None) };
                 first_of(&mut whole, size)?.copy_from_slice(&bytes);
                 Ok(Some(whole))
