@@ -24,7 +24,6 @@ use crate::{
     cluster::Cluster,
     links::Links,
     metrics::Counters,
-    misses::Misses,
     sessions::{Attached, Sessions},
     store::{Hold, Store},
 };
@@ -59,7 +58,6 @@ pub(crate) struct Daemon {
     pub(crate) exporter: Exporter,
     pub(crate) counters: Counters,
     pub(crate) changed: Changed,
-    pub(crate) misses: Misses,
     /// Turns of fetches that no reader waits for.
     background: Arc<Background>,
     bodies: Bodies,
@@ -100,7 +98,6 @@ impl Daemon {
             exporter,
             counters,
             changed: Changed::default(),
-            misses: Misses::default(),
             background: Arc::new(background),
             bodies,
             copies: Copies::default(),

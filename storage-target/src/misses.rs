@@ -50,6 +50,12 @@ impl Misses {
         self.noted.insert(Miss { content, chunk: ChunkIndex(key.index.0) }, Instant::now());
     }
 
+    /// Waits until a reader had to wait.
+    #[cfg(test)]
+    pub(crate) async fn noted(&self) {
+        self.noted.news().await;
+    }
+
     /// Sends what is noted, until it is dropped.
     pub(crate) async fn report(self, metadata: Peer) {
         loop {

@@ -33,6 +33,7 @@ use crate::{
     links::Links,
     member::{self, Member},
     metrics::Counters,
+    misses::Misses,
     server::TargetService,
     settings::Settings,
     volume::{self, OpenError, Statistics},
@@ -175,6 +176,7 @@ impl Running {
         let counters = Counters::register(&mut metrics);
         let pool = BufferPool::new(usize::try_from(settings.buffer_memory.0).unwrap_or(usize::MAX));
         let links = Links::new(settings.buckets.object_source());
+        let misses = Misses::default();
         let opener = Arc::new(Opener {
             settings: settings.clone(),
             cluster: peer.cluster,
@@ -182,6 +184,7 @@ impl Running {
             links: links.clone(),
             counters: counters.clone(),
             buckets: buckets.clone(),
+            misses: misses.clone(),
         });
         let (stores, missing) = opener.open_all(&pool).await?;
         let stores = Stores::new(stores, settings.targets().len());
@@ -197,7 +200,7 @@ impl Running {
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
         let member = join(&settings, &endpoints, &server, &daemon).await;
         let reports = daemon.changed.clone().report(member.metadata.clone());
-        let misses = daemon.misses.clone().report(member.metadata.clone());
+        let misses = misses.report(member.metadata.clone());
         let later = opener.open_missing(missing, Arc::clone(&daemon), member.metadata.clone());
         // The first of the two never ends.
         let rooms = future::join(make_room(&daemon, &member.metadata), later);

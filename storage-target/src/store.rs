@@ -29,6 +29,7 @@ use self::{
 use crate::{
     disk::Charge,
     hydration::{Fetched, Hydrator, Wanted},
+    misses::Misses,
     parts::{BLOCK, parts, seek},
     release::Releaser,
     view::ChunkView,
@@ -52,6 +53,7 @@ pub(crate) struct Store {
     volume: Arc<Volume>,
     hydrator: Hydrator,
     releaser: Releaser,
+    misses: Misses,
     exported: Arc<Mutex<Exported>>,
     /// Why it serves nobody.
     held_back: Arc<RwLock<Option<Hold>>>,
@@ -137,9 +139,15 @@ impl Reader {
 }
 
 impl Store {
-    pub(crate) fn new(volume: Arc<Volume>, hydrator: Hydrator, releaser: Releaser) -> Self {
+    /// Reads that have to wait for a bucket are noted in `misses`.
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        hydrator: Hydrator,
+        releaser: Releaser,
+        misses: Misses,
+    ) -> Self {
         let (exported, held_back) = (Arc::default(), Arc::default());
-        Self { volume, hydrator, releaser, exported, held_back }
+        Self { volume, hydrator, releaser, misses, exported, held_back }
     }
 
     pub(crate) fn id(&self) -> TargetId {

@@ -103,9 +103,6 @@ impl Daemon {
         let read = access.store.read_charged(&access.view, access.range, reader, charge).await;
         self.changed.note(access.view.key, &read);
         let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
-        if fetched > 0 && reader.is_client() {
-            self.misses.note(access.view.key);
-        }
         Ok((ReadReply { checksum, fetched }, room.hold(body)))
     }
 

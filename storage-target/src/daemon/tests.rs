@@ -37,6 +37,7 @@ use crate::{
     hydration::Hydrator,
     links::Links,
     metrics::Counters,
+    misses::Misses,
     page_checksum::of_pages,
     release::{self, Releaser, Watermarks},
     sessions::{Cut, Holder},
@@ -261,7 +262,7 @@ async fn open(options: &Options, links: &Links) -> Store {
     let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
     let (links, runtime) = (links.clone(), Handle::current());
     let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), runtime);
-    Store::new(volume, hydrator, releaser)
+    Store::new(volume, hydrator, releaser, Misses::default())
 }
 
 /// A cluster with one target and one key.

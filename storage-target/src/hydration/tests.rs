@@ -18,6 +18,7 @@ use crate::{
     format::batch::BootId,
     hydration::Hydrator,
     links::Links,
+    misses::Misses,
     release::{Releaser, Watermarks},
     store::{Behind, Reader, Store},
     view::ChunkView,
@@ -31,6 +32,7 @@ const OBJECT_LEN: usize = 10_000_001;
 
 struct World {
     store: Store,
+    misses: Misses,
     content: Content,
     bucket: tempfile::TempDir,
     disk: tempfile::TempDir,
@@ -104,7 +106,9 @@ impl World {
         let runtime = tokio::runtime::Handle::current();
         let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
         let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), runtime);
-        Self { store: Store::new(volume, hydrator, releaser), content, bucket, disk, bytes }
+        let misses = Misses::default();
+        let store = Store::new(volume, hydrator, releaser, misses.clone());
+        Self { store, misses, content, bucket, disk, bytes }
     }
 
     fn view(&self, index: u32) -> ChunkView {

@@ -20,6 +20,7 @@ use crate::{
     hydration::Hydrator,
     links::Links,
     metrics::Counters,
+    misses::Misses,
     release::Releaser,
     settings::{Settings, TargetSettings},
     store::Store,
@@ -51,6 +52,8 @@ pub(super) struct Opener {
     pub(super) counters: Counters,
     /// Where requests to buckets run.
     pub(super) buckets: Handle,
+    /// Reads that had to wait for one.
+    pub(super) misses: Misses,
 }
 
 /// A target of the settings, and what it has of the memory.
@@ -247,7 +250,7 @@ impl Opener {
         volume.start_scrub(self.settings.scrub.scrub(), Clock::system());
         let (links, buckets) = (self.links.clone(), self.buckets.clone());
         let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), buckets);
-        Store::new(volume, hydrator, releaser)
+        Store::new(volume, hydrator, releaser, self.misses.clone())
     }
 }
 

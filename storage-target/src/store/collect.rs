@@ -86,6 +86,10 @@ impl Store {
                     let end = block_of(range.end - 1) + 1;
                     let sequential = reader != Reader::Random;
                     let wanted = Wanted { first, end, sequential };
+                    if reader.is_client() {
+                        // Before the wait: what else is wanted need not begin after it.
+                        self.misses.note(view.key);
+                    }
                     let fetched = self.hydrator.fetch(view, wanted).await;
                     match fetched.map_err(ReadError::Bucket)? {
                         Fetched::Present => return Ok(None),

@@ -14,6 +14,7 @@ use crate::{
     disk::{BufferPool, DiskEngine},
     format::batch::BootId,
     links::Links,
+    misses::Misses,
     release::Watermarks,
     volume::{Authority, PlaceOptions},
 };
@@ -56,7 +57,7 @@ impl World {
             sparse: false,
         };
         let view = ChunkView::new(&content, ChunkIndex(0));
-        Self { store: Store::new(volume, hydrator, releaser), view, _disk: disk }
+        Self { store: Store::new(volume, hydrator, releaser, Misses::default()), view, _disk: disk }
     }
 
     async fn write(&self, number: u64, len: u32) {

@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use futures::FutureExt as _;
 use millrace_object_source::{Tag, WHOLE_LEN_MAX};
 use millrace_types::{KIB, Timestamp};
 
@@ -109,16 +110,38 @@ fn base64(word: u32) -> String {
 async fn damaging(settings: Settings) -> (World, Damaging) {
     let bytes = object(LEN);
     let bucket = Damaging::start(bytes.clone());
+    (at(bucket.endpoint.clone(), bytes, settings).await, bucket)
+}
+
+/// A file whose object is in a bucket of S3 at this address.
+async fn at(endpoint: String, bytes: Vec<u8>, settings: Settings) -> World {
     let link = cluster::Bucket {
         url: "s3://data".to_owned(),
-        endpoint: Some(bucket.endpoint.clone()),
+        endpoint: Some(endpoint),
         region: None,
         credentials: Some("anonymous".to_owned()),
     };
     let tag = Tag::new("\"tag\"").unwrap();
     let version = ObjectVersion { tag, size: LEN as u64, modified: Timestamp(0) };
     let nothing = tempfile::tempdir().unwrap();
-    (World::over(Links::new(settings), link, version, bytes, nothing).await, bucket)
+    World::over(Links::new(settings), link, version, bytes, nothing).await
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_a_bucket_is_told_of_before_that_answers() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let asked = tokio::task::spawn_blocking(move || silent.accept().map(drop));
+    let world = at(endpoint, object(LEN), Settings::default()).await;
+    tokio::select! {
+        read = world.read(MIDDLE, 4096, Reader::Export) => panic!("nobody answers, and {read:?}"),
+        asked = asked => asked.unwrap().unwrap(),
+    }
+    assert!(world.misses.noted().now_or_never().is_none(), "an export is no client");
+    tokio::select! {
+        read = world.read(0, 4096, Reader::Random) => panic!("nobody answers, and {read:?}"),
+        () = world.misses.noted() => {}
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use crate::{
     format::batch::BootId,
     links::Links,
     metrics::Counters,
+    misses::Misses,
     store::Store,
 };
 
@@ -37,6 +38,7 @@ fn opener(dir: &Path, places: &[&str], first: Option<TargetId>) -> Arc<Opener> {
         links: Links::new(millrace_object_source::Settings::default()),
         counters: Counters::register(&mut Metrics::new()),
         buckets: Handle::current(),
+        misses: Misses::default(),
     })
 }
 

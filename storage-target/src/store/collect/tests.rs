@@ -23,6 +23,7 @@ use crate::{
     format::{batch::BootId, superblock},
     hydration::Hydrator,
     links::Links,
+    misses::Misses,
     parts::BLOCK,
     release::{Releaser, Watermarks},
     store::{Behind, Reader, Store},
@@ -76,7 +77,7 @@ impl World {
         let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
         let runtime = tokio::runtime::Handle::current();
         let hydrator = Hydrator::new(Arc::clone(&volume), links.clone(), releaser.clone(), runtime);
-        let store = Store::new(volume, hydrator, releaser);
+        let store = Store::new(volume, hydrator, releaser, Misses::default());
         Self { store, disk, bucket: tempfile::tempdir().unwrap(), links }
     }
 

@@ -37,6 +37,7 @@ use crate::{
     hydration::Hydrator,
     links::Links,
     loop_device::LoopDevice,
+    misses::Misses,
     release::{Releaser, Watermarks},
     store::Store,
     view::ChunkView,
@@ -192,7 +193,7 @@ async fn backed(volume: &Arc<Volume>, bytes: &[u8]) -> (Store, ChunkView, tempfi
     let releaser = Releaser::new(Arc::clone(volume), Watermarks { high: 100, low: 95 });
     let runtime = tokio::runtime::Handle::current();
     let hydrator = Hydrator::new(Arc::clone(volume), links, releaser.clone(), runtime);
-    let store = Store::new(Arc::clone(volume), hydrator, releaser);
+    let store = Store::new(Arc::clone(volume), hydrator, releaser, Misses::default());
     (store, ChunkView::new(&content, ChunkIndex(0)), home)
 }
 
