@@ -17,8 +17,8 @@
 //! Modules: [`core`] (what a turn gets), `seat` (who has it), [`clock`] (server time), [`ids`]
 //! (blocks of ids), [`names`] (answers that wait for a content's name), [`startup`] and `rebuild`
 //! (recovery), [`restore`] (of a backup), [`snapshots`] (the thread that writes them), `pressure`
-//! (who waits for them), [`marker`] (clean shutdown), `room` (a disk that fills up), `opens` (the
-//! end of many).
+//! (who waits for them), `lock` (one server at a time), [`marker`] (clean shutdown), `room` (a
+//! disk that fills up), `opens` (the end of many).
 
 use std::{
     sync::{
@@ -45,6 +45,7 @@ use snapshots::SnapshotMetrics;
 pub mod clock;
 pub mod core;
 pub mod ids;
+mod lock;
 pub mod marker;
 pub mod names;
 mod opens;

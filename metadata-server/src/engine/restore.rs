@@ -14,13 +14,15 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use millrace_types::{ClusterId, InodeId, LogIndex, SessionId, Timestamp};
 
 use super::{
+    lock::lock,
     opens::{OPENS_MAX, ends},
-    startup::{EngineSettings, RESTORING, StartError, lock, make_private},
+    startup::{EngineSettings, RESTORING, StartError, make_private},
 };
 use crate::{
     command::{Command, Envelope},
@@ -86,7 +88,7 @@ pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, Res
     let dir = &settings.dir;
     let disk = |source| StartError::Disk { path: dir.clone(), source };
     make_private(dir).map_err(disk)?;
-    let _lock = lock(dir)?;
+    let _lock = lock(dir, Duration::ZERO)?;
     clear(settings)?;
     let files = &*settings.files;
     let restoring = files.open(&dir.join(RESTORING), Access::Create).map_err(disk)?;

@@ -8,8 +8,7 @@
 //! names the one that it vouches for.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,6 +20,7 @@ use millrace_types::{ClusterId, ErrorKind, LogIndex};
 
 use super::{
     Core,
+    lock::{LEAVING_MAX, lock},
     marker::{Marker, present_boot},
     rebuild::{Recovered, Standing, recover_store},
     room,
@@ -277,7 +277,7 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     let dir = &settings.dir;
     let disk = |source| StartError::Disk { path: dir.clone(), source };
     make_private(dir).map_err(disk)?;
-    let lock = lock(dir)?;
+    let lock = lock(dir, LEAVING_MAX)?;
     let boot = settings.boot.clone().map_or_else(present_boot, Ok).map_err(disk)?;
     let files = &*settings.files;
     if dir.join(RESTORING).exists() {
@@ -400,16 +400,3 @@ const PRIVATE: u32 = 0o700;
 
 /// The file that is there while a restore is under way.
 pub(super) const RESTORING: &str = "restoring";
-
-/// Keeps a second server off the directory for as long as the file is open.
-pub(super) fn lock(dir: &Path) -> Result<File, StartError> {
-    let path = dir.join("lock");
-    let file =
-        File::create(&path).map_err(|source| StartError::Disk { path: path.clone(), source })?;
-    let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    match rustix::fs::flock(&file, operation) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(dir.to_owned())),
-        Err(error) => Err(StartError::Disk { path, source: error.into() }),
-    }
-}
