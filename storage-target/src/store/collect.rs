@@ -87,10 +87,12 @@ impl Store {
                     let sequential = reader != Reader::Random;
                     let wanted = Wanted { first, end, sequential };
                     if reader.is_client() {
-                        // Before the wait: what else is wanted need not begin after it.
-                        self.misses.note(view.key);
+                        self.misses.begin(view);
                     }
                     let fetched = self.hydrator.fetch(view, wanted).await;
+                    if reader.is_client() {
+                        self.misses.end(view, fetched.as_ref().err());
+                    }
                     match fetched.map_err(ReadError::Bucket)? {
                         Fetched::Present => return Ok(None),
                         Fetched::Segments(segments) => {
