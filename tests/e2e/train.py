@@ -374,14 +374,18 @@ class Training:
 class SyncedWriter:
     """Writes files, each fsynced (and its directory), and remembers those.
 
+    With `kept` it reads a file again and removes it once there are so many younger ones.
+
     A process of its own: one that starts others must have no file open on the mount, because the
     copy of the descriptor that the new process closes makes it wait for the servers.
     """
 
-    def __init__(self, folder, prefix="file"):
+    def __init__(self, folder, prefix="file", kept=None):
         self.folder = folder
         self.prefix = prefix
+        self.kept = kept
         self.synced = []
+        self.removed = []
         self.log = tempfile.NamedTemporaryFile("r", prefix="writer-")
         processes = multiprocessing.get_context("fork")
         self.ended = processes.Event()
@@ -391,7 +395,7 @@ class SyncedWriter:
         self.process.start()
 
     def content(self, name):
-        """Every tenth file has 320 kB, the others 16 kB: ten minutes fill gigabytes, not a disk."""
+        """Every tenth file has 320 kB, the others 16 kB."""
         repeats = 10_000 if name.endswith("0") else 500
         return hashlib.sha256(name.encode()).digest() * repeats
 
@@ -400,13 +404,17 @@ class SyncedWriter:
             for index in itertools.count():
                 if self.ended.is_set():
                     return
-                name = f"{self.prefix}-{index:05}"
                 try:
-                    self._write_one(name)
+                    self._write_one(self.name(index))
+                    print("synced", self.name(index), file=log)
+                    if self.kept and index >= self.kept:
+                        self._remove_one(self.name(index - self.kept), log)
                 except OSError as error:
                     print("error", errno.errorcode.get(error.errno, error.errno), file=log)
                     return
-                print("synced", name, file=log)
+
+    def name(self, index):
+        return f"{self.prefix}-{index:05}"
 
     def _write_one(self, name):
         with open(self.folder / name, "wb") as file:
@@ -417,18 +425,31 @@ class SyncedWriter:
         os.fsync(descriptor)
         os.close(descriptor)
 
+    def _remove_one(self, name, log):
+        """The next file's sync of the directory is this removal's, too."""
+        if (self.folder / name).read_bytes() != self.content(name):
+            print("error", f"{name} has other bytes", file=log)
+        (self.folder / name).unlink()
+        print("removed", name, file=log)
+
     def finish(self):
         """Ends the writer; returns the errors that it saw."""
         self.ended.set()
         self.process.join(700)
         assert not self.process.is_alive(), "the writer hangs"
-        told = [line.split() for line in self.log]
+        told = [line.split(maxsplit=1) for line in self.log.read().splitlines()]
         self.synced = [name for kind, name in told if kind == "synced"]
+        self.removed = [name for kind, name in told if kind == "removed"]
         return [name for kind, name in told if kind == "error"]
 
     def verify(self, folder):
-        for name in self.synced:
+        """The files that are there are exactly those that were written and not removed."""
+        left = set(self.synced) - set(self.removed)
+        for name in sorted(left):
             assert (folder / name).read_bytes() == self.content(name), name
+        if self.kept:
+            there = {path.name for path in folder.iterdir()}
+            assert there == left, sorted(there ^ left)[:10]
 
 
 def check_checksums(run, sample=None):
