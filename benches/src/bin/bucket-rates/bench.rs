@@ -60,7 +60,8 @@ impl<'a> Bench<'a> {
         runtime: &'a Runtime,
         shutdown: Shutdown,
     ) -> Result<Self> {
-        let proxy = arguments.cloud.then(|| Proxy::start(&arguments.endpoint)).transpose()?;
+        let line = arguments.line();
+        let proxy = line.map(|line| Proxy::start(&arguments.endpoint, line)).transpose()?;
         let endpoint = proxy.as_ref().map_or(&arguments.endpoint, |proxy| &proxy.endpoint).clone();
         let cluster = Cluster::start(arguments.millrace.as_deref(), directory, arguments.targets)?;
         let mut others = Processes::default();

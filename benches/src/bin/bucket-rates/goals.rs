@@ -8,7 +8,7 @@ use millrace_benches::{
 };
 use serde_json::{Value, json};
 
-use super::{loads::Load, proxy::CAP_MB};
+use super::{loads::Load, proxy::Line};
 
 /// Whom the others are held against.
 pub(crate) const RAW: &str = "raw";
@@ -42,13 +42,14 @@ pub(crate) struct Verdict {
 }
 
 /// What a load's figures make of its goals.
-pub(crate) fn verdicts(load: Load, figures: &Figures, cloud: bool) -> Vec<Verdict> {
-    let goals = goals(load, cloud);
+pub(crate) fn verdicts(load: Load, figures: &Figures, line: Option<Line>) -> Vec<Verdict> {
+    let goals = goals(load, line.is_some());
     let mut verdicts: Vec<_> = goals
         .iter()
         .filter_map(|(name, contestant, goal)| {
             let row = figures.rows().iter().find(|row| row.name == *name)?;
-            goal.verdict(format!("{}: {name}, {contestant}", load.name()), row, contestant)
+            let name = format!("{}: {name}, {contestant}", load.name());
+            goal.verdict(name, row, contestant, line)
         })
         .collect();
     if load == Load::Epoch {
@@ -90,7 +91,13 @@ fn goals(load: Load, cloud: bool) -> &'static [(&'static str, &'static str, Goal
 
 impl Goal {
     /// `None` where a contestant was not measured.
-    fn verdict(self, name: String, row: &Row, contestant: &str) -> Option<Verdict> {
+    fn verdict(
+        self,
+        name: String,
+        row: &Row,
+        contestant: &str,
+        line: Option<Line>,
+    ) -> Option<Verdict> {
         let ours = rounds(row, contestant)?;
         let (rounds, goal, words) = match self {
             Self::Share(goal) => {
@@ -98,9 +105,10 @@ impl Goal {
             }
             Self::OfCap(goal) => {
                 // The server, or the machine, may give even the raw client less.
-                let raw = median(rounds(row, RAW)?) / CAP_MB;
+                let cap = line?.cap_mb();
+                let raw = median(rounds(row, RAW)?) / cap;
                 let words = format!("of what the bucket carries, raw {raw:.3}");
-                (ours.iter().map(|ours| ours / CAP_MB).collect(), goal, words)
+                (ours.iter().map(|ours| ours / cap).collect(), goal, words)
             }
             Self::Behind(goal) => (
                 each(ours, rounds(row, RAW)?, |ours, raw| ours - raw),

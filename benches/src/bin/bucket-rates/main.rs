@@ -32,6 +32,7 @@ mod vast;
 
 use bench::Bench;
 use loads::Load;
+use proxy::Line;
 use rivals::Rival;
 
 /// Measures first reads, listings and exports of a bucket through Millrace and without it. Starts a
@@ -57,6 +58,11 @@ struct Arguments {
     /// a connection, 200 MB/s in all.
     #[arg(long)]
     cloud: bool,
+    /// Makes that line so many times slower, and the first byte as much later: who has twice the
+    /// time for each byte has what twice as many processors would give.
+    #[arg(long, default_value_t = 1, requires = "cloud")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10))]
+    slower: u32,
     /// Measures these only; otherwise all but `vast`, which takes half an hour.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Load>,
@@ -105,6 +111,13 @@ struct Arguments {
     plot: Option<PathBuf>,
 }
 
+impl Arguments {
+    /// The line to the bucket, if there is one.
+    fn line(&self) -> Option<Line> {
+        self.cloud.then_some(Line { slower: self.slower })
+    }
+}
+
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
     ensure!(rustix::process::geteuid().is_root(), "needs root, to mount");
@@ -128,18 +141,22 @@ fn main() -> Result<()> {
     let measured = measured?;
     print(&arguments, &measured);
     match &arguments.plot {
-        Some(path) => plot(arguments.cloud, &measured, path),
+        Some(path) => plot(arguments.line(), &measured, path),
         None => Ok(()),
     }
 }
 
 /// A bar for each goal.
-fn plot(cloud: bool, measured: &[(Load, Figures)], path: &Path) -> Result<()> {
-    let bucket = if cloud { "as in the cloud" } else { "on the same machine" };
+fn plot(line: Option<Line>, measured: &[(Load, Figures)], path: &Path) -> Result<()> {
+    let bucket = match line {
+        None => "on the same machine".to_owned(),
+        Some(Line { slower: 1 }) => "as in the cloud".to_owned(),
+        Some(Line { slower }) => format!("as in the cloud, {slower} times slower"),
+    };
     let title =
         format!("A bucket {bucket}, against the goals: median, and the range of the rounds");
     let verdicts =
-        measured.iter().flat_map(|(load, figures)| goals::verdicts(*load, figures, cloud));
+        measured.iter().flat_map(|(load, figures)| goals::verdicts(*load, figures, line));
     let bars: Vec<_> = verdicts.map(|verdict| verdict.bar()).collect();
     goal_bars::draw(&title, &bars, path)
 }
@@ -148,19 +165,22 @@ fn plot(cloud: bool, measured: &[(Load, Figures)], path: &Path) -> Result<()> {
 fn print(arguments: &Arguments, measured: &[(Load, Figures)]) {
     if arguments.json {
         let loads = measured.iter().map(|(load, figures)| {
-            let verdicts = goals::verdicts(*load, figures, arguments.cloud);
+            let verdicts = goals::verdicts(*load, figures, arguments.line());
             let verdicts: Vec<_> = verdicts.iter().map(goals::Verdict::json).collect();
             (load.name().to_owned(), json!({ "rows": figures.json(), "goals": verdicts }))
         });
         let loads: serde_json::Map<_, _> = loads.collect();
-        println!("{:#}", json!({ "cloud": arguments.cloud, "loads": loads }));
+        println!(
+            "{:#}",
+            json!({ "cloud": arguments.cloud, "slower": arguments.slower, "loads": loads })
+        );
         return;
     }
     for (load, figures) in measured {
         println!("\n{}\n\n{}", load.title(), figures.table());
     }
     for (load, figures) in measured {
-        for verdict in goals::verdicts(*load, figures, arguments.cloud) {
+        for verdict in goals::verdicts(*load, figures, arguments.line()) {
             println!("{verdict}");
         }
     }

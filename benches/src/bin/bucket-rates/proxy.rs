@@ -8,8 +8,28 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// What the whole of the bucket carries, in MB/s: what the goals of a cloud are shares of.
-pub(crate) const CAP_MB: f64 = 200.0;
+/// The line to a bucket as in the cloud, so many times slower and longer than the goals have it.
+/// Who has twice the time for each byte has what twice as many processors would give.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line {
+    pub(crate) slower: u32,
+}
+
+impl Line {
+    /// What the whole of the bucket carries, in MB/s: what the goals of a cloud are shares of.
+    pub(crate) fn cap_mb(self) -> f64 {
+        f64::from(200 / self.slower)
+    }
+
+    fn arguments(self) -> [String; 3] {
+        let Self { slower } = self;
+        [
+            format!("--first-byte={}ms", 20 * slower),
+            format!("--connection={}MB", 90 / slower),
+            format!("--whole={}MB", 200 / slower),
+        ]
+    }
+}
 
 /// A proxy that serves; when it is dropped it is gone.
 pub(crate) struct Proxy {
@@ -20,10 +40,10 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     /// Starts it before the server at `endpoint`.
-    pub(crate) fn start(endpoint: &str) -> Result<Self> {
+    pub(crate) fn start(endpoint: &str, line: Line) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("cloud-bucket");
         let upstream = endpoint.strip_prefix("http://").context("--cloud needs http://")?;
-        let mut process = Self::command(&program, upstream.trim_end_matches('/'))
+        let mut process = Self::command(&program, upstream.trim_end_matches('/'), line)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
         let output = process.stdout.take().expect("it is piped");
@@ -35,10 +55,9 @@ impl Proxy {
         Ok(proxy)
     }
 
-    fn command(program: &Path, upstream: &str) -> Command {
+    fn command(program: &Path, upstream: &str, line: Line) -> Command {
         let mut command = Command::new(program);
-        command.args(["--upstream", upstream, "--first-byte", "20ms", "--connection", "90MB"]);
-        command.arg("--whole").arg(format!("{CAP_MB}MB"));
+        command.args(["--upstream", upstream]).args(line.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     }
