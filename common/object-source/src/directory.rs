@@ -16,10 +16,9 @@ use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt, stream::BoxStream};
-use millrace_types::Crc32c;
 use tokio::{sync::Mutex, time};
 
-use self::tree::Tree;
+use self::{tree::Tree, write::Part};
 use crate::{
     Condition, Continuation, Counters, Error, Head, Metadata, ObjectVersion, Page, RequestClass,
     Tag, Trial, Untried, UploadId, UploadsPage,
@@ -137,7 +136,9 @@ impl Directory {
         let (key, upload) = (key.to_owned(), upload.clone());
         self.sent(&body);
         self.blocking(RequestClass::Part, move |tree| {
-            write::part(tree, &key, &upload, offset, &body)
+            let mut part = Part::begin(tree, &key, &upload, offset)?;
+            body.iter().try_for_each(|bytes| part.write(tree, bytes))?;
+            part.end(tree)
         })
         .await
     }
@@ -166,21 +167,24 @@ impl Directory {
         body: impl Stream<Item = Result<Bytes, Error>> + Send,
     ) -> Result<Tag, Error> {
         let mut body = std::pin::pin!(body);
-        let mut at = 0;
-        let mut checksum = Crc32c::EMPTY;
+        let (key, upload) = (key.to_owned(), upload.clone());
+        let begin = move |tree: &Tree| Part::begin(tree, &key, &upload, offset);
+        let mut part = self.blocking(RequestClass::Part, begin).await?;
         while let Some(piece) = body.try_next().await? {
-            checksum = checksum.append(&piece);
-            let next = at + piece.len() as u64;
-            if next > len {
-                break;
+            if part.len() + piece.len() as u64 > len {
+                return Err(other_length(len));
             }
-            self.put_part(key, upload, offset + at, vec![piece]).await?;
-            at = next;
+            self.counters.send(piece.len() as u64);
+            let write = move |tree: &Tree| {
+                part.write(tree, &piece)?;
+                Ok(part)
+            };
+            part = self.going_on(write).await?;
         }
-        if at != len {
-            return Err(Error::invalid(format!("a part of {len} bytes came as another one")));
+        if part.len() != len {
+            return Err(other_length(len));
         }
-        Tag::new(format!("\"{:08x}-{len:x}\"", checksum.0))
+        self.going_on(|tree| part.end(tree)).await
     }
 
     pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
@@ -268,6 +272,14 @@ impl Directory {
         work: impl FnOnce(&Tree) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.counters.count(class);
+        self.going_on(work).await
+    }
+
+    /// The same for what belongs to a request that was counted.
+    async fn going_on<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tree) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let tree = Arc::clone(&self.tree);
         let done = tokio::task::spawn_blocking(move || work(&tree)).await;
         let result =
@@ -277,6 +289,10 @@ impl Directory {
         }
         result
     }
+}
+
+fn other_length(len: u64) -> Error {
+    Error::invalid(format!("a part of {len} bytes came as another one"))
 }
 
 #[cfg(test)]

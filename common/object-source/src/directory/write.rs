@@ -2,7 +2,7 @@
 //!
 //! The temporary file is `.NAME.millrace-ID` in the destination's directory, so that the rename
 //! stays within one file system, and any process that has the directory can go on with the upload.
-//! Order: bytes and metadata, fsync of the file, check of the condition, rename, fsync of the
+//! Order: bytes and metadata, fsync of the file (of each part where it is written), check of the condition, rename, fsync of the
 //! directory. A crash leaves a temporary file behind, never half an object; listings pass over it.
 
 use std::{
@@ -44,10 +44,11 @@ pub(super) fn put(
     condition: &Condition,
 ) -> Result<Tag, Error> {
     let upload = create(tree, key, metadata)?;
-    let stored = part(tree, key, &upload, 0, body).and_then(|_| {
-        let size = body.iter().map(|bytes| bytes.len() as u64).sum();
-        complete(tree, key, &upload, size, condition)
+    let written = Part::begin(tree, key, &upload, 0).and_then(|mut part| {
+        body.iter().try_for_each(|bytes| part.write(tree, bytes))?;
+        Ok(part.len())
     });
+    let stored = written.and_then(|size| complete(tree, key, &upload, size, condition));
     if stored.is_err()
         && let Err(error) = abort(tree, key, &upload)
     {
@@ -95,22 +96,47 @@ pub(super) fn directory(tree: &Tree, prefix: &str, metadata: &Metadata) -> Resul
     set_metadata(&directory, metadata).map_err(|error| tree.io_error(&error.into(), prefix))
 }
 
-pub(super) fn part(
-    tree: &Tree,
-    key: &str,
-    upload: &UploadId,
+/// A part on its way into an upload.
+pub(super) struct Part {
+    file: File,
+    key: String,
     offset: u64,
-    body: &[Bytes],
-) -> Result<Tag, Error> {
-    let (file, ..) = open_upload(tree, key, upload)?;
-    let mut at = offset;
-    let mut checksum = Crc32c::EMPTY;
-    for bytes in body {
-        file.write_all_at(bytes, at).map_err(|error| tree.io_error(&error, key))?;
-        at += bytes.len() as u64;
-        checksum = checksum.append(bytes);
+    len: u64,
+    checksum: Crc32c,
+}
+
+impl Part {
+    pub(super) fn begin(
+        tree: &Tree,
+        key: &str,
+        upload: &UploadId,
+        offset: u64,
+    ) -> Result<Self, Error> {
+        let (file, ..) = open_upload(tree, key, upload)?;
+        Ok(Self { file, key: key.to_owned(), offset, len: 0, checksum: Crc32c::EMPTY })
     }
-    Tag::new(format!("\"{:08x}-{:x}\"", checksum.0, at - offset))
+
+    /// The next of its bytes.
+    pub(super) fn write(&mut self, tree: &Tree, bytes: &[u8]) -> Result<(), Error> {
+        let Self { file, key, offset, len, checksum } = self;
+        file.write_all_at(bytes, *offset + *len).map_err(|error| tree.io_error(&error, key))?;
+        *len += bytes.len() as u64;
+        *checksum = checksum.append(bytes);
+        Ok(())
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Ends it, once its bytes are stored. Who completes the upload may be on another host, which
+    /// hears nothing of what this one could not write, and sees zeros there.
+    pub(super) fn end(self, tree: &Tree) -> Result<Tag, Error> {
+        let Self { file, key, len, checksum, .. } = self;
+        file.sync_data().map_err(|error| tree.io_error(&error, &key))?;
+        Tag::new(format!("\"{:08x}-{len:x}\"", checksum.0))
+    }
 }
 
 pub(super) fn complete(

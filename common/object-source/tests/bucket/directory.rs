@@ -6,10 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_object_source::{
-    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings, Tag, Trial, Untried,
+    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, PartPlace, Settings, Tag, Trial,
+    Untried,
 };
+use millrace_tests::disk::{BreakableDisk, SmallDisk};
 
 use crate::contract;
 
@@ -112,6 +115,31 @@ async fn an_unfinished_upload_is_in_no_listing() {
     assert!(matches!(result, Err(Error::Invalid { .. })), "{result:?}");
     bucket.complete_upload("a", &id, &[part], &Condition::None).await.unwrap();
     assert_eq!(bucket.list_directory("", None).await.unwrap().entries.len(), 1);
+}
+
+/// A file system takes bytes into memory and finds out later that they cannot be stored, as one on a
+/// network does when a quota is used up. Who completes the upload may be elsewhere.
+#[tokio::test]
+async fn a_part_that_cannot_be_stored_after_all_is_an_error() {
+    for is_streamed in [false, true] {
+        let place = tempfile::tempdir().unwrap();
+        let room = SmallDisk::mount(place.path().join("room"), "24m").unwrap();
+        // The disk says that it is larger than what it is on.
+        let (image, root) = (room.path().join("image"), place.path().join("root"));
+        let disk = BreakableDisk::mount(image, root.clone(), 256 << 20).unwrap();
+        let Some(_disk) = disk else { return };
+        let bucket = open(&root);
+        let upload = bucket.create_upload("key", &Metadata::default()).await.unwrap();
+        let pieces = || (0..48).map(|seed| Bytes::from(contract::pattern(1 << 20, seed)));
+        let read = || futures::stream::iter(pieces().map(Ok));
+        let at = PartPlace { number: 1, offset: 0, len: 48 << 20 };
+        let part = match is_streamed {
+            false => bucket.put_part("key", &upload, 1, 0, pieces().collect()).await,
+            true => bucket.put_part_streamed("key", &upload, at, read).await,
+        };
+        let is_lost = matches!(part, Err(Error::Unavailable { .. } | Error::NoSpace { .. }));
+        assert!(is_lost, "{is_streamed}: {part:?}");
+    }
 }
 
 #[tokio::test]
