@@ -21,6 +21,8 @@ mod bounds;
 mod checksums;
 #[path = "bucket/contract.rs"]
 mod contract;
+#[path = "bucket/deletions.rs"]
+mod deletions;
 #[path = "bucket/directory.rs"]
 mod directory;
 #[path = "bucket/front.rs"]

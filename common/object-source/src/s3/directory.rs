@@ -33,12 +33,15 @@ impl S3 {
     pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
         let (query, headers, body) = (Vec::new(), HeaderMap::new(), Bytes::new());
         let ask = Ask { method: Method::HEAD, key: Some(prefix), query, headers, body };
-        let headers = self.signer.send_for_headers(&ask).await?;
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        if text(header::CONTENT_LENGTH).is_some_and(|len| len != "0") {
-            return Ok(false);
-        }
-        match self.delete_now(prefix, &answer::tag(text(header::ETAG))?).await {
+        let look = || async {
+            let headers = self.signer.send_for_headers(&ask).await?;
+            let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+            if text(header::CONTENT_LENGTH).is_some_and(|len| len != "0") {
+                return Err(Error::Changed { key: prefix.to_owned() });
+            }
+            answer::tag(text(header::ETAG))
+        };
+        match self.delete_seen(prefix, look).await {
             Ok(()) => Ok(true),
             Err(Error::Changed { .. }) => Ok(false),
             Err(error) => Err(error),
