@@ -84,9 +84,7 @@ impl S3 {
         let streamer = Streamer::new(settings, wire.clone(), address.is_plain_http());
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
-        let anonymous = spec.credentials() == Some(ANONYMOUS)
-            || environment.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref()
-                == Some("true");
+        let anonymous = is_anonymous(spec, &environment);
         let mut builder = environment
             .with_config(AmazonS3ConfigKey::S3Endpoint, address.endpoint())
             .with_region(address.region())
@@ -169,6 +167,17 @@ impl S3 {
     }
 }
 
+/// Whether requests are not signed. The environment decides that for who names no credentials.
+fn is_anonymous(spec: &LinkSpec, environment: &AmazonS3Builder) -> bool {
+    match spec.credentials() {
+        Some(named) => named == ANONYMOUS,
+        None => {
+            let skips = environment.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+            skips.as_deref() == Some("true")
+        }
+    }
+}
+
 fn named(settings: &Settings, section: &str) -> Result<AwsCredentialProvider, Error> {
     Ok(Arc::new(Section::open(settings, section, keys::from_values)?))
 }
@@ -220,6 +229,19 @@ fn version_of(meta: &object_store::ObjectMeta) -> Result<ObjectVersion, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_names_credentials_signs_whatever_the_environment_says() {
+        let skips = AmazonS3Builder::new().with_skip_signature(true);
+        let signs = AmazonS3Builder::new();
+        for (credentials, when_skipped, otherwise) in
+            [(None, true, false), (Some("section"), false, false), (Some(ANONYMOUS), true, true)]
+        {
+            let spec = LinkSpec::new("s3://data", None, None, credentials).unwrap();
+            assert_eq!(is_anonymous(&spec, &skips), when_skipped, "{credentials:?}");
+            assert_eq!(is_anonymous(&spec, &signs), otherwise, "{credentials:?}");
+        }
+    }
 
     #[test]
     fn objects_are_encrypted_as_the_environment_says() {
