@@ -9,23 +9,33 @@ use std::fs;
 use millrace_protocol::session::Caller;
 
 /// The caller with this user and group in `process`. A process that is gone, or not visible from
-/// here (0), has no supplementary groups.
+/// here (0), has no supplementary groups; nor has one that is another user's, which may have got
+/// the number of the one that asked.
 pub(crate) fn caller(uid: u32, gid: u32, process: u32) -> Caller {
     // Root passes every check; its groups are not asked for.
     let groups = if uid == 0 || process == 0 {
         Vec::new()
     } else {
         fs::read_to_string(format!("/proc/{process}/status"))
-            .map(|status| groups(&status))
+            .map(|status| groups(&status, uid))
             .unwrap_or_default()
     };
     Caller { uid, gid, groups }
 }
 
-fn groups(status: &str) -> Vec<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
-    let numbers = line.unwrap_or_default().split_ascii_whitespace();
-    numbers.filter_map(|number| number.parse().ok()).take(Caller::GROUPS_MAX).collect()
+/// The groups of a process that acts for this user.
+fn groups(status: &str, uid: u32) -> Vec<u32> {
+    let numbers = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let words = line.unwrap_or_default().split_ascii_whitespace();
+        words.filter_map(|number| number.parse::<u32>().ok())
+    };
+    // Real, effective, saved, and that of its file accesses.
+    let acts_for = |(at, user): (usize, u32)| (at == 1 || at == 3) && user == uid;
+    match numbers("Uid:").enumerate().any(acts_for) {
+        true => numbers("Groups:").take(Caller::GROUPS_MAX).collect(),
+        false => Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -34,8 +44,20 @@ mod tests {
 
     #[test]
     fn groups_are_read_from_the_status_of_a_process() {
-        assert_eq!(groups("Name:\tcat\nGroups:\t4 24 1000 \nNStgid:\t1\n"), [4, 24, 1000]);
-        assert!(groups("Name:\tcat\nGroups:\t \n").is_empty());
-        assert!(groups("").is_empty());
+        let status = |groups: &str| format!("Name:\tcat\nUid:\t7\t7\t7\t7\nGroups:\t{groups}\n");
+        assert_eq!(groups(&format!("{}NStgid:\t1\n", status("4 24 1000 ")), 7), [4, 24, 1000]);
+        assert!(groups(&status(" "), 7).is_empty());
+        assert!(groups("", 7).is_empty());
+    }
+
+    #[test]
+    fn groups_of_another_users_process_are_nobodys() {
+        let status = |users: &str| format!("Name:\tsu\nUid:\t{users}\nGroups:\t27\n");
+        assert!(groups(&status("8\t8\t8\t8"), 7).is_empty());
+        // What a user starts and has another one's rights has other groups, too.
+        assert!(groups(&status("7\t0\t7\t0"), 7).is_empty());
+        for acting in ["0\t7\t0\t7", "0\t0\t0\t7", "8\t7\t7\t7"] {
+            assert_eq!(groups(&status(acting), 7), [27], "{acting}");
+        }
     }
 }
