@@ -203,7 +203,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 /// What callers may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// How long one may say nothing while nothing is answered to it.
+    /// How long one may say nothing while nothing is answered to it, and take nothing of an answer.
     pub(super) idle: Duration,
     /// Of root, and of all others together.
     pub(super) connections: usize,
@@ -223,6 +223,27 @@ struct Host {
     service: Arc<dyn LocalService>,
     shutdown: Shutdown,
     idle_max: Duration,
+}
+
+impl Host {
+    /// Writes an answer, while the caller takes it. An error ends the connection: part of it may be
+    /// on its way.
+    async fn tell(
+        &self,
+        stream: &mut UnixStream,
+        id: u64,
+        (shape, message): (Shape, Bytes),
+    ) -> Result<(), Failure> {
+        let written = write_frame(stream, shape, id, &message);
+        let late =
+            || Failure::new(ErrorKind::DeadlineExceeded, "the caller does not take its answer");
+        tokio::select! {
+            written = tokio::time::timeout(self.idle_max, written) => {
+                written.unwrap_or_else(|_| Err(late()))
+            }
+            () = self.shutdown.stopped() => Err(late()),
+        }
+    }
 }
 
 async fn serve(listener: UnixListener, _file: SocketFile, host: Arc<Host>, places: Places) {
@@ -283,15 +304,13 @@ async fn connection(
             Ok(None) => return Ok(()),
             Err(failure) => {
                 tracing::warn!(%failure, uid = caller.uid, "malformed frame on the local socket");
-                let (shape, message) = failed(&failure);
-                return write_frame(&mut stream, shape, 0, &message).await;
+                return host.tell(&mut stream, 0, failed(&failure)).await;
             }
         };
         let id = header.request_id;
         let Shape::Request { kind, deadline_ms } = header.shape else {
             let failure = Failure::new(ErrorKind::Protocol, "an answer where a request belongs");
-            let (shape, message) = failed(&failure);
-            return write_frame(&mut stream, shape, id, &message).await;
+            return host.tell(&mut stream, id, failed(&failure)).await;
         };
         let cancelled = CancellationToken::new();
         let (answer, answered) = oneshot::channel();
@@ -305,12 +324,12 @@ async fn connection(
         };
         let _cancel = cancelled.drop_guard();
         let mut answering = std::pin::pin!(answer_of(service, call, answered));
-        let (shape, message) = tokio::select! {
+        let answer = tokio::select! {
             answer = &mut answering => answer,
             () = hung_up(&stream) => return Ok(()),
             () = shutdown.stopped() => return Ok(()),
         };
-        write_frame(&mut stream, shape, id, &message).await?;
+        host.tell(&mut stream, id, answer).await?;
     }
 }
 

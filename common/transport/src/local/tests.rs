@@ -47,15 +47,36 @@ struct World {
     shutdown: Shutdown,
 }
 
+/// Says more than the kernel keeps for a caller that does not listen.
+struct Talker;
+
+#[async_trait]
+impl LocalService for Talker {
+    async fn handle(&self, call: LocalCall) {
+        call.reply::<DescribeMount>(&MountDescription {
+            cluster: "c".repeat(1 << 19),
+            subtree: Vec::new(),
+            mountpoint: Vec::new(),
+            read_only: false,
+            process: 0,
+            version: String::new(),
+        });
+    }
+}
+
 fn world() -> World {
     world_within(Limits::default())
 }
 
 fn world_within(limits: Limits) -> World {
+    world_of(Arc::new(Mount), limits)
+}
+
+fn world_of(service: Arc<dyn LocalService>, limits: Limits) -> World {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let shutdown = Shutdown::new();
-    LocalServer::start_with(&path, Arc::new(Mount), &shutdown, limits).unwrap();
+    LocalServer::start_with(&path, service, &shutdown, limits).unwrap();
     World { _directory: directory, path, shutdown }
 }
 
@@ -171,6 +192,11 @@ async fn past_the_places_of_a_user_its_connections_are_refused_until_one_is_free
     let mut refused = UnixStream::connect(&world.path).await.unwrap();
     is_ended(&mut refused).await;
     held.pop();
+    place_is_free(&world).await;
+}
+
+/// Returns when there is a place again.
+async fn place_is_free(world: &World) {
     let served = async {
         loop {
             let client = LocalClient::connect(&world.path).await.unwrap();
@@ -180,4 +206,17 @@ async fn past_the_places_of_a_user_its_connections_are_refused_until_one_is_free
         }
     };
     tokio::time::timeout(PATIENCE, served).await.expect("the place is free soon");
+}
+
+#[tokio::test]
+async fn who_does_not_take_its_answer_is_hung_up_on() {
+    let limits =
+        Limits { idle: Duration::from_millis(200), connections: 1, connections_of_user: 1 };
+    let world = world_of(Arc::new(Talker), limits);
+    let mut deaf = UnixStream::connect(&world.path).await.unwrap();
+    let asked = Shape::Request { kind: RequestKind::DescribeMount, deadline_ms: 0 };
+    let message = millrace_protocol::codec::encode(&DescribeMount {});
+    write_frame(&mut deaf, asked, 1, &message).await.unwrap();
+    deaf.readable().await.unwrap();
+    place_is_free(&world).await;
 }
