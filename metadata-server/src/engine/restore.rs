@@ -6,8 +6,8 @@
 //!
 //! The record says that a backup was put back: [`apply`](crate::apply) then skips everything that
 //! the lost end of the log may have given out, and raises the doubt that keeps checks of the
-//! targets from freeing anything. Where sessions of the backup had much open, records that end it
-//! stand in front of it. A stop in between leaves the file `restoring`; a server refuses to start
+//! targets from freeing anything. In front of it stand records that cancel the jobs that the backup
+//! was taken in the middle of and, where its sessions had much open, that end this. A stop in between leaves the file `restoring`; a server refuses to start
 //! with it, and the restore begins anew.
 
 use std::{
@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use millrace_protocol::admin::{Job, JobState};
 use millrace_types::{ClusterId, InodeId, LogIndex, SessionId, Timestamp};
 
 use super::{
@@ -25,7 +26,7 @@ use super::{
     startup::{EngineSettings, RESTORING, StartError, make_private},
 };
 use crate::{
-    command::{Command, Envelope},
+    command::{Command, Envelope, JobCounts, UpdateJob},
     files::Access,
     log::{LogSettings, Writer, segment},
     snapshot::{
@@ -34,7 +35,7 @@ use crate::{
     },
     store::{
         keys,
-        records::{Applied, FileSystem, OpenRecord, Record as _},
+        records::{Applied, FileSystem, JobRecord, OpenRecord, Record as _},
     },
 };
 
@@ -84,7 +85,7 @@ pub enum RestoreError {
 /// [`RestoreError`]; before the directory is touched, except when the disk is full or fails: then
 /// it is called again.
 pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, RestoreError> {
-    let (found, opens) = check(settings.cluster, backup)?;
+    let (found, had) = check(settings.cluster, backup)?;
     let dir = &settings.dir;
     let disk = |source| StartError::Disk { path: dir.clone(), source };
     make_private(dir).map_err(disk)?;
@@ -94,7 +95,7 @@ pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, Res
     let restoring = files.open(&dir.join(RESTORING), Access::Create).map_err(disk)?;
     restoring.sync_data().and_then(|()| files.sync_dir(dir)).map_err(disk)?;
     copy_pairs(settings, backup, found.index)?;
-    begin_log(settings, found, opens)?;
+    begin_log(settings, found, had)?;
     files.sync_dir(dir).map_err(disk)?;
     files.remove(&dir.join(RESTORING)).and_then(|()| files.sync_dir(dir)).map_err(disk)?;
     Ok(found)
@@ -103,10 +104,17 @@ pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, Res
 /// What a session of the backup has open.
 type Open = (SessionId, InodeId, OpenRecord);
 
+/// What was under way when the backup was taken.
+#[derive(Debug, Default)]
+struct UnderWay {
+    opens: Vec<Open>,
+    jobs: Vec<Job>,
+}
+
 /// Reads all of the backup before anything is changed.
-fn check(cluster: ClusterId, path: &Path) -> Result<(Restored, Vec<Open>), RestoreError> {
+fn check(cluster: ClusterId, path: &Path) -> Result<(Restored, UnderWay), RestoreError> {
     let mut decoder = open(cluster, path)?;
-    let (mut applied, mut file_system, mut opens) = (None, None, Vec::new());
+    let (mut applied, mut file_system, mut had) = (None, None, UnderWay::default());
     while let Some(pairs) = decoder.next_pairs().map_err(|flaw| unusable(path, flaw))? {
         for (key, value) in pairs {
             if key == keys::applied() {
@@ -114,13 +122,14 @@ fn check(cluster: ClusterId, path: &Path) -> Result<(Restored, Vec<Open>), Resto
             } else if key == keys::file_system() {
                 file_system = FileSystem::decode(&value);
             } else {
-                opens.extend(open_of(&key, &value));
+                had.opens.extend(open_of(&key, &value));
+                had.jobs.extend(job_of(&key, &value));
             }
         }
     }
     match (applied, file_system) {
         (Some(Applied { index, time }), Some(_)) if index == decoder.index() => {
-            Ok((Restored { index, time }, opens))
+            Ok((Restored { index, time }, had))
         }
         _ => Err(RestoreError::Unknown(path.to_owned())),
     }
@@ -132,6 +141,12 @@ fn open_of(key: &[u8], value: &[u8]) -> Option<Open> {
     }
     let (inode, session) = (keys::number_at(key, 1)?, keys::number_at(key, 9)?);
     Some((SessionId(session), InodeId(inode), OpenRecord::decode(value)?))
+}
+
+/// A job that has not ended.
+fn job_of(key: &[u8], value: &[u8]) -> Option<Job> {
+    let job = key.starts_with(&keys::jobs()).then(|| JobRecord::decode(value)).flatten()?.job;
+    (!job.state.is_final()).then_some(job)
 }
 
 fn open(cluster: ClusterId, path: &Path) -> Result<Decoder<io::BufReader<fs::File>>, RestoreError> {
@@ -206,11 +221,7 @@ fn copy_pairs(
 }
 
 /// A log that begins behind the snapshot, with the record that says what happened.
-fn begin_log(
-    settings: &EngineSettings,
-    found: Restored,
-    opens: Vec<Open>,
-) -> Result<(), StartError> {
+fn begin_log(settings: &EngineSettings, found: Restored, had: UnderWay) -> Result<(), StartError> {
     let (files, dir, cluster) = (&*settings.files, settings.log_dir(), settings.cluster);
     files.make_dir(&dir).map_err(|source| StartError::Disk { path: dir.clone(), source })?;
     segment::create(files, &dir, found.index.next(), cluster, &settings.random)?;
@@ -230,11 +241,27 @@ fn begin_log(
     );
     // Commands carry no earlier time than those before; the machine's clock may be behind.
     let time = settings.clock.timestamp().max(found.time);
-    for command in ends_of(opens).into_iter().chain([Command::Restored(reason)]) {
+    let jobs = had.jobs.into_iter().map(cancel);
+    let before = ends_of(had.opens).into_iter().chain(jobs);
+    for command in before.chain([Command::Restored(reason)]) {
         let envelope = Envelope { time, operation: None, command };
         log.append(&envelope.to_bytes())?;
     }
     Ok(log.syncer().sync_all()?)
+}
+
+/// What ends a job that had not ended: what it was to do may have been done since, and what it would
+/// put over may be newer than what it has.
+fn cancel(job: Job) -> Command {
+    let counts = JobCounts {
+        files_done: job.files_done,
+        files_total: job.files_total,
+        bytes_done: job.bytes_done,
+        bytes_total: job.bytes_total,
+        errors: job.errors,
+    };
+    let (id, state) = (job.id, Some(JobState::Cancelled));
+    Command::UpdateJob(UpdateJob { id, state, counts, failures: job.failures })
 }
 
 /// What ends the opens of all sessions where they are many: [`Command::Restored`], which ends the

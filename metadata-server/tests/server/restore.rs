@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    command::{Command, CreateUnnamed, Envelope, SetAttributes},
+    command::{AddJob, Command, CreateUnnamed, Envelope, JobCounts, SetAttributes, UpdateJob},
     engine::{
         Core, EngineSettings, StartError, StoreKind,
         restore::{RestoreError, restore},
@@ -18,11 +18,15 @@ use millrace_metadata_server::{
     snapshot::kept,
     store::{
         keys,
-        records::{FileSystem, KeyRecord},
+        records::{FileSystem, JobRecord, KeyRecord},
     },
 };
-use millrace_protocol::{metadata::NewNode, session::Caller};
-use millrace_types::{ClusterId, HostId, InodeId, SessionId};
+use millrace_protocol::{
+    admin::{Job, JobKind, JobState},
+    metadata::NewNode,
+    session::Caller,
+};
+use millrace_types::{ClusterId, HostId, InodeId, JobId, SessionId, Timestamp};
 use tempfile::TempDir;
 
 use crate::{
@@ -144,6 +148,55 @@ fn a_backup_that_was_put_back_has_every_file_and_gives_out_nothing_twice() {
         pairs.into_iter().filter(|(key, _)| b"DIZ".contains(&key[0])).collect()
     };
     assert!(files(old) == files(new));
+}
+
+/// A job over everything, as it is asked for.
+fn asked() -> AddJob {
+    let job = Job {
+        id: JobId(0),
+        kind: JobKind::Export,
+        path: b"/".to_vec(),
+        state: JobState::Queued,
+        files_done: 0,
+        files_total: 0,
+        bytes_done: 0,
+        bytes_total: 0,
+        errors: 0,
+        failures: Vec::new(),
+        started: Timestamp(0),
+        ended: None,
+    };
+    AddJob { job, caller: Caller::ROOT, root: InodeId::ROOT }
+}
+
+/// What they would write was written after the backup, perhaps, and is newer than what it has.
+#[test]
+fn jobs_that_a_backup_was_taken_in_the_middle_of_do_not_go_on_after_it() {
+    let states = [JobState::Queued, JobState::Running, JobState::Succeeded];
+    let counts = JobCounts { files_done: 3, files_total: 7, ..JobCounts::default() };
+    let backed = Backed::with(|server, _| {
+        for last in 0..states.len() {
+            server.turn(|core| core.execute(None, Command::AddJob(asked()))).unwrap();
+            for state in states[1..=last].iter().copied() {
+                let id = JobId(last as u64 + 1);
+                let update = UpdateJob { id, state: Some(state), counts, failures: Vec::new() };
+                server.turn(|core| core.execute(None, Command::UpdateJob(update))).unwrap();
+            }
+        }
+    });
+    let jobs = |server: &Server| {
+        server.turn(|core| {
+            let jobs = tree::scan::<JobRecord>(core.view(), &keys::jobs(), usize::MAX).unwrap();
+            jobs.into_iter().map(|(_, record)| record.job).collect::<Vec<_>>()
+        })
+    };
+    let states_of = |jobs: &[Job]| jobs.iter().map(|job| job.state).collect::<Vec<_>>();
+    assert_eq!(states_of(&jobs(&backed.server)), states);
+    let after = jobs(&backed.restored());
+    let (cancelled, succeeded) = (JobState::Cancelled, JobState::Succeeded);
+    assert_eq!(states_of(&after), [cancelled, cancelled, succeeded]);
+    assert!(after.iter().all(|job| job.ended.is_some()));
+    assert_eq!((after[1].files_done, after[1].files_total), (3, 7));
 }
 
 #[test]
