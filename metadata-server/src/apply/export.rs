@@ -23,6 +23,9 @@ const MARKED_LEVEL: u32 = 9;
 /// was on its way.
 const LEFT_BEHIND_LEVEL: u32 = 10;
 
+/// The feature level from which on nothing hides an object that an export has replaced.
+const REPLACED_LEVEL: u32 = 26;
+
 /// The feature level from which on an export begins another write epoch: targets refuse what they
 /// are asked for by who knows the file from before it, where they may have dropped bytes since.
 pub(super) const OUTDATING_LEVEL: u32 = 20;
@@ -149,6 +152,11 @@ fn leave_behind(
     {
         let entry = tree::entry(tx, directory, &name)?;
         if entry.is_some_and(|entry| entry.inode == id) {
+            if tx.file_system()?.feature_level >= REPLACED_LEVEL {
+                // What it hid is in the bucket no more. Who puts that back wants it to be seen.
+                tx.delete(keys::whiteout(directory, name.as_bytes()));
+                tx.delete(keys::moved_file(directory, name.as_bytes()));
+            }
             return Ok(());
         }
         let tag = origin.tag.clone();

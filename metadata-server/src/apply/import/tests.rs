@@ -5,14 +5,14 @@ use millrace_protocol::{
     metadata::{NewNode, RenameMode},
     session::Caller,
 };
-use millrace_types::{ByteLen, HostId, LinkId, LogIndex, TargetId};
+use millrace_types::{ByteLen, HostId, JobId, LinkId, LogIndex, TargetId};
 
 use super::*;
 use crate::{
     apply::apply,
     command::{
-        AddLink, Command, Create, DropDirectory, Envelope, ForgetDeletion, ForgetEntries, Format,
-        RegisterHost, Remove, Rename,
+        AddLink, BeginExport, Command, CompleteExport, Create, DropDirectory, Envelope,
+        ForgetDeletion, ForgetEntries, Format, RegisterHost, Remove, Rename,
     },
     store::{MetaStore as _, View as _, memory::MemoryStore, records::DeletionRecord},
 };
@@ -172,6 +172,37 @@ fn a_removed_file_hides_its_object_and_from_the_seventeenth_level_on_no_director
         log.import(23, object("second"));
         assert_eq!(log.named(), Some(23));
         assert!(!log.hides());
+    }
+}
+
+/// A bucket that gets back what an export has replaced: a version before it, or a copy of that.
+#[test]
+fn from_the_twenty_sixth_level_on_what_an_export_replaced_is_seen_when_it_comes_back() {
+    for level in [25, 26] {
+        let mut log = Log::linked(level);
+        log.import(20, object("first"));
+        log.remove(false);
+        log.create(TOP, NAME, NewNode::Regular, InodeId(21));
+        let (inode, export, link) = (InodeId(21), 7, LinkId(1));
+        log.apply(Command::BeginExport(BeginExport {
+            inode,
+            job: JobId(1),
+            export,
+            link,
+            key: "a".to_owned(),
+            replaces: Some("first".to_owned()),
+            part_size: 1 << 20,
+        }));
+        let ImportKind::File(origin) = object("second") else { panic!("it is one") };
+        let origin = Origin { size: 0, ..origin };
+        log.apply(Command::CompleteExport(CompleteExport { inode, export, origin }));
+        log.apply(Command::AbortExport { inode, export });
+        assert_eq!(log.hides(), level == 25);
+        log.import(22, object("first"));
+        assert_eq!(log.named(), Some(21), "it follows, and stays who it is");
+        let found = tree::find(&log.store, inode).unwrap().unwrap();
+        let tag = found.file().unwrap().origin.as_ref().unwrap().tag.clone();
+        assert_eq!(tag, if level == 25 { "second" } else { "first" });
     }
 }
 
