@@ -1,10 +1,14 @@
 //! Finds out what became of an export whose answer was lost, and draws the conclusion: the object
 //! stands, or the upload is given up. Never by guess: the export's id is in the object's metadata.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
+use futures::future::join_all;
 use millrace_object_source::{
-    Bucket, Condition, EXPORT_ID_KEY, Error as BucketError, ObjectVersion, Tag, UploadId,
+    Bucket, Condition, EXPORT_ID_KEY, Error as BucketError, LinkSpec, ObjectVersion, Tag, UploadId,
 };
 use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
 
@@ -17,7 +21,7 @@ use super::{
 use crate::{
     apply::export_has_made,
     command::{Command, CompleteExport, Outcome},
-    hydration::import::{Importer, broken, origin_of},
+    hydration::import::{Importer, broken, origin_of, spec_of},
     namespace::tree,
     store::{
         View, keys,
@@ -224,8 +228,8 @@ pub(super) async fn publish<E: Environment>(
 }
 
 /// Settles every export that an earlier run, or a cancelled job, left under way: of the links whose
-/// turn the caller has, or of all before anybody works. Targets that have to hear of one are asked
-/// later. Where an object was cut, the bucket is away, or an upload is to go on, the export stays
+/// turn the caller has, or of all before anybody works. Buckets are asked beside each other: one that
+/// is away holds up no other. Targets that have to hear of one are asked later. Where an object was cut, the bucket is away, or an upload is to go on, the export stays
 /// known until the next one of its file.
 pub(super) async fn all<E: Environment>(
     environment: &Arc<E>,
@@ -237,8 +241,26 @@ pub(super) async fn all<E: Environment>(
     let left = left(environment, move |_, _, record| {
         Ok(turn.as_ref().is_none_or(|turn| turn.has(record.link)))
     });
-    let mut away = HashSet::new();
+    let mut of_buckets: HashMap<_, Vec<_>> = HashMap::new();
+    let buckets = buckets(environment).await?;
     for export in left.await? {
+        of_buckets.entry(buckets.get(&export.link)).or_default().push(export);
+    }
+    let settled =
+        of_buckets.into_values().map(|exports| of_bucket(environment, importer, unmarked, exports));
+    join_all(settled).await;
+    Ok(())
+}
+
+/// Settles exports to one bucket, one after the other.
+async fn of_bucket<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
+    exports: Vec<Export>,
+) {
+    let (mut is_away, mut denied) = (false, HashSet::new());
+    for export in exports {
         let outcome = match standing(environment, &export).await {
             Ok(Standing::Settled) => continue,
             Ok(Standing::Made) => {
@@ -246,21 +268,37 @@ pub(super) async fn all<E: Environment>(
                 continue;
             }
             // Each request to it takes long, and others wait for the turn.
-            Ok(Standing::Begun(_)) if away.contains(&export.link) => continue,
+            Ok(Standing::Begun(_)) if is_away || denied.contains(&export.link) => continue,
             Ok(Standing::Begun(begun)) => {
                 settle(environment, importer, unmarked, &export, begun, For::Jobs).await
             }
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {
-            if matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::BucketDenied) {
-                away.insert(export.link);
+            match failure.kind {
+                ErrorKind::BucketUnavailable | ErrorKind::Busy => is_away = true,
+                ErrorKind::BucketDenied => drop(denied.insert(export.link)),
+                _ => {}
             }
-            // Another bucket may be reachable; this one is tried again by the file's next export.
+            // It is tried again by the file's next export.
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
         }
     }
-    Ok(())
+}
+
+/// Where the bucket of each link is. Links with other credentials ask for themselves.
+async fn buckets<E: Environment>(
+    environment: &Arc<E>,
+) -> Result<HashMap<LinkId, LinkSpec>, Failure> {
+    let query = environment.read(move |view| {
+        let links = tree::scan::<LinkRecord>(view, &keys::links(), usize::MAX).map_err(broken)?;
+        let specs = links.into_iter().filter_map(|(key, record)| {
+            let spec = spec_of(&record.bucket).ok()?;
+            Some((keys::link_of(&key)?, spec.without_prefix()))
+        });
+        Ok(specs.collect())
+    });
+    query.await
 }
 
 /// Settles what an earlier export of one file left under way: its job was interrupted, or the

@@ -2,7 +2,7 @@
 
 use std::{fs, sync::atomic::Ordering, time::Duration};
 
-use millrace_object_source::{EXPORT_ID_KEY, PosixAttributes};
+use millrace_object_source::{EXPORT_ID_KEY, PosixAttributes, RequestClass};
 use millrace_protocol::{
     admin::{CancelJob, JobFailure, JobKind, JobState, StartJob},
     cluster::LinkMode,
@@ -291,6 +291,31 @@ async fn an_export_that_a_crash_interrupted_is_settled_at_the_next_start() {
     assert_eq!(world.state("/data/nothing").await, ObjectState::Local);
     let left: Vec<_> = fs::read_dir(world.bucket_dir.path()).unwrap().collect();
     assert_eq!(left.len(), 1, "the upload was given up");
+}
+
+/// Each request to it may take a minute, and no job begins before all exports were looked at.
+#[tokio::test]
+async fn a_bucket_that_is_away_is_asked_once_about_the_exports_of_all_its_links() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.link_at("/again", LinkMode::ImportExport).await.unwrap();
+    for (at, link) in world.hydration.list_links().await.unwrap().iter().enumerate() {
+        let path = format!("{}/file", String::from_utf8_lossy(&link.path));
+        let begin = command::BeginExport {
+            inode: world.write(&path, b"1").await,
+            job: millrace_types::JobId(1),
+            export: at as u128,
+            link: link.id,
+            key: format!("{at}"),
+            replaces: None,
+            part_size: 8 * MIB,
+        };
+        world.server.execute(Command::BeginExport(begin), true).await.unwrap();
+    }
+    let looks = || world.bucket.counters().requests(RequestClass::Head);
+    let (before, aside) = (looks(), world.unmount());
+    world.job(JobKind::Release, "/data").await;
+    world.mount_again(&aside);
+    assert_eq!(looks() - before, 1);
 }
 
 #[tokio::test]
