@@ -56,7 +56,7 @@ mod asked;
 mod attributes;
 pub(super) mod entries;
 mod list;
-mod object;
+pub(in crate::hydration) mod object;
 mod probe;
 mod ranges;
 mod running;

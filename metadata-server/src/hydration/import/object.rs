@@ -59,6 +59,12 @@ impl Object {
 }
 
 impl Object {
+    /// Whether a file still stands where it did, against the same version of the same object.
+    fn is_same(&self, before: &Self) -> bool {
+        let place = |object: &Self| (object.link, object.elsewhere);
+        place(self) == place(before) && self.key == before.key && self.known == before.known
+    }
+
     /// Whether the file changed here and in the bucket.
     pub(in crate::hydration) fn is_conflict(&self) -> bool {
         matches!(&self.inode.body, Body::File(body) if body.state == ObjectState::Conflict)
@@ -104,6 +110,11 @@ impl<E: Environment> Importer<E> {
         if object.elsewhere {
             tracing::debug!(%inode, key = object.key,
                 "an object changed that its file was moved away from: the file stays as it is");
+            return Ok((Observation::Known, exists));
+        }
+        // It may have got another name or another object while the bucket was asked.
+        let query = self.environment.read(move |view| Object::of(view, inode));
+        if !query.await?.is_some_and(|now| now.is_same(object)) {
             return Ok((Observation::Known, exists));
         }
         let observe = ObserveObject { inode, known: object.known.clone(), found };

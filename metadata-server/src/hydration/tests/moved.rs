@@ -12,8 +12,8 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 
 use super::server::{ROOT, World};
 use crate::{
-    command::{self, Command},
-    hydration::Environment,
+    command::{self, Command, Observation},
+    hydration::{Environment, import::object::Object},
     namespace::{ObjectState, tree},
 };
 
@@ -236,4 +236,18 @@ async fn a_symbolic_link_that_was_removed_does_not_come_back() {
     remove(&world, "/data/link", false).await;
     refresh_all(&world).await;
     assert_eq!(names(&world, "/data").await, [""; 0]);
+}
+
+/// The bucket was asked for long, and what it says is of where the file was.
+#[tokio::test]
+async fn an_object_that_went_while_its_file_was_renamed_takes_it_nowhere() {
+    let world = World::new(LinkMode::Import).await;
+    world.put("a", b"bytes");
+    let inode = world.find("/data/a").await.unwrap().id;
+    let object = world.server.read(move |view| Object::of(view, inode)).await.unwrap().unwrap();
+    rename(&world, "/data/a", "/data/b").await;
+    fs::remove_file(world.object("a")).unwrap();
+    let observed = world.hydration.importer.observe(&object).await.unwrap();
+    assert_eq!(observed, (Observation::Known, false));
+    assert_eq!(world.find("/data/b").await.unwrap().id, inode);
 }
