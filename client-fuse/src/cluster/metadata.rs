@@ -144,6 +144,11 @@ impl Cluster {
     {
         let mut attempts = patience.begin(Instant::now());
         loop {
+            if sending.is_ahead() {
+                sending.number.renew();
+                tokio::time::sleep(attempts.handle_failure(ahead(), Instant::now())?).await;
+                continue;
+            }
             let request = make(sending.number.operation(sending.session));
             let deadline = attempts.deadline(DEADLINE, Instant::now());
             let answer = self.metadata.call(&request, CallOptions::control(deadline)).await;
@@ -189,6 +194,11 @@ impl Cluster {
             let words = format!("gave up after {} s: it is not answered", limit.as_secs());
             Failure::new(ErrorKind::Unavailable, words)
         })
+    }
+
+    /// Whether an older change waits for so long that nothing may be begun but what leases wait for.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.operations.are_far_ahead()
     }
 
     /// Records the log index that a reply shows.
@@ -329,6 +339,18 @@ impl Sending {
     fn new(number: Number, session: SessionId) -> Self {
         Self { number, session, is_bound: false, is_unanswered: false }
     }
+
+    /// Whether it has to wait for an older one. What is of one session alone tells of what this
+    /// mount has done, and leases wait for it.
+    fn is_ahead(&self) -> bool {
+        !self.is_bound && !self.is_unanswered && self.number.is_far_ahead()
+    }
+}
+
+/// As the server says it of what is ahead of all numbers that there are.
+fn ahead() -> Failure {
+    let words = "a change of this mount waits for a target or the server, and too many came after";
+    Failure::new(ErrorKind::Busy, words)
 }
 
 impl Unsettled {

@@ -27,7 +27,18 @@ pub(crate) struct Number {
     value: u64,
 }
 
+/// How far changes run ahead of one that is not answered. What is left of the span of the server is
+/// for what this mount must tell it before it gives leases back: otherwise who waits for these would
+/// wait for a target that is away.
+const AHEAD_MAX: u64 = Operation::SPAN_MAX / 2;
+
 impl Numbers {
+    /// Whether no change may be begun but what leases wait for.
+    pub(crate) fn are_far_ahead(&self) -> bool {
+        let pending = lock(&self.shared);
+        pending.out.first().is_some_and(|lowest| pending.last - lowest >= AHEAD_MAX)
+    }
+
     /// The next number.
     pub(crate) fn begin(&self) -> Number {
         let mut pending = lock(&self.shared);
@@ -49,6 +60,11 @@ impl Number {
         pending.last += 1;
         self.value = pending.last;
         pending.out.insert(self.value);
+    }
+
+    /// Whether it is further ahead than what no lease waits for may be.
+    pub(crate) fn is_far_ahead(&self) -> bool {
+        self.value - self.lowest_pending() >= AHEAD_MAX
     }
 
     /// It names a mutation of `session` at the metadata server.
@@ -94,6 +110,26 @@ mod tests {
         assert_eq!(second.write(), (WriteNumber(2), WriteNumber(2)));
         drop(second);
         assert_eq!(numbers.begin().operation(session).lowest_pending, 3);
+    }
+
+    #[test]
+    fn what_leases_wait_for_has_half_of_the_numbers_for_itself() {
+        let numbers = Numbers::default();
+        let stuck = numbers.begin();
+        let mut changes = 0;
+        while !numbers.are_far_ahead() {
+            assert!(!numbers.begin().is_far_ahead());
+            changes += 1;
+        }
+        assert_eq!(changes, AHEAD_MAX);
+        let mut late = numbers.begin();
+        assert!(late.is_far_ahead());
+        for _ in 1..AHEAD_MAX - 1 {
+            assert!(numbers.begin().operation(SessionId(9)).is_within_span());
+        }
+        drop(stuck);
+        late.renew();
+        assert!(!late.is_far_ahead() && !numbers.are_far_ahead());
     }
 
     #[test]

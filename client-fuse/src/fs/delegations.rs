@@ -361,6 +361,9 @@ impl FileSystem {
     /// Takes what a new file needs that this mount makes by itself; nothing where the server must
     /// be asked.
     pub(super) fn take_given(&self, caller: &Caller, directory: InodeId) -> Option<Given> {
+        if self.cluster.is_ahead() {
+            return None;
+        }
         let given = self.delegations.take(directory, caller, self.told_now())?;
         if given.is_low {
             self.ask_delegation(directory);
