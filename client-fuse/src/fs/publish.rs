@@ -318,12 +318,13 @@ impl FileSystem {
     /// Publishes what stays open, until there is nothing to publish.
     async fn publish_old(&self) {
         loop {
-            tokio::time::sleep(PUBLISH_AFTER).await;
+            tokio::time::sleep(PUBLISH_AFTER / 2).await;
             let mut old = self.delegations.unpublished(None);
             old.retain(|file| {
                 let state = file.state();
                 let since = state.unpublished.as_ref().map(|unpublished| unpublished.since);
-                since.is_some_and(|since| since.elapsed() >= PUBLISH_AFTER)
+                // By the next look it would be too old.
+                since.is_some_and(|since| since.elapsed() >= PUBLISH_AFTER / 2)
             });
             stream::iter(old)
                 .for_each_concurrent(FILES_AT_ONCE, async |file| {
