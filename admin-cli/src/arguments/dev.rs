@@ -20,7 +20,7 @@ pub enum DevCommand {
 /// Arguments of `dev up`.
 #[derive(Args, Debug)]
 pub struct UpArguments {
-    /// How many storage targets [default: as many as D has, 2 at first]
+    /// How many storage targets, 1 to 32 [default: as many as D has, 2 at first]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32))]
     pub targets: Option<u16>,
     /// Also mount the file system here; the directory is made if missing
