@@ -21,7 +21,8 @@
 //!
 //! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
 //! is in memory is a buffer of it, and what targets and links may have of it in segments that are
-//! not stored yet; one entry per chunk with a fetch under way.
+//! not stored yet; turns for who holds some segments while it waits for others, which go on without
+//! one as soon as the others have come; one entry per chunk with a fetch under way.
 
 use std::{
     collections::HashMap,
@@ -208,16 +209,23 @@ impl Hydrator {
     pub(crate) async fn fetch(&self, view: &ChunkView, wanted: Wanted) -> Result<Fetched, Failure> {
         assert!(wanted.first < wanted.end, "something is wanted");
         assert!(u32::from(wanted.end - 1) * BLOCK < view.backed, "the bucket backs it");
+        let looking = Looking::begin(&self.inner, FetchKey::of(view));
+        let mut next_turn = Box::pin(self.inner.turns.acquire());
         let mut turn = None;
         loop {
-            match self.register(view, wanted, turn.is_some()).await? {
+            match looking.register(view, wanted, turn.is_some()).await? {
                 chunk::Registered::Present => return Ok(Fetched::Present),
                 chunk::Registered::Arrived(segments) => return Ok(Fetched::Segments(segments)),
-                chunk::Registered::NeedsTurn => {
-                    let taken = self.inner.turns.acquire().await;
-                    turn = Some(taken.map_err(|_| Failure::from(ErrorKind::Unavailable))?);
-                }
+                chunk::Registered::NeedsTurn(mut changes) => tokio::select! {
+                    biased;
+                    taken = &mut next_turn => {
+                        turn = Some(taken.map_err(|_| Failure::from(ErrorKind::Unavailable))?);
+                    }
+                    // Perhaps it needs none any more. It keeps its place among those that wait.
+                    _ = changes.changed() => {}
+                },
                 chunk::Registered::Waiting { arrived, streams } => {
+                    drop((looking, next_turn));
                     for stream in streams {
                         Arc::clone(&self.inner).start(view.clone(), stream);
                     }
@@ -243,7 +251,25 @@ impl Hydrator {
         let checked = self.inner.runtime.spawn(check).await;
         checked.unwrap_or_else(|_| Err(ErrorKind::Unavailable.into()))
     }
+}
 
+/// Keeps the entry of a chunk while somebody looks at what the volume has of it, and waits for a
+/// turn.
+struct Looking<'a> {
+    inner: &'a Inner,
+    key: FetchKey,
+}
+
+impl<'a> Looking<'a> {
+    fn begin(inner: &'a Inner, key: FetchKey) -> Self {
+        inner.lock().entry(key.clone()).or_default().begin_look();
+        Self { inner, key }
+    }
+
+    /// Registers for blocks.
+    ///
+    /// # Errors
+    /// Those of the volume's index.
     async fn register(
         &self,
         view: &ChunkView,
@@ -256,12 +282,11 @@ impl Hydrator {
             true => 0..blocks,
             false => wanted.first..wanted.reach(blocks),
         };
-        let looking = Looking::begin(&self.inner, FetchKey::of(view));
         loop {
-            let seen = looking.with_chunk(|chunk| chunk.installs());
+            let seen = self.with_chunk(|chunk| chunk.installs());
             let snapshot = self.inner.volume.snapshot(view.key, looked_at.clone()).await?;
             let absent = |block: u16| snapshot.state(block) == BlockState::Absent;
-            let registered = looking.with_chunk(|chunk| {
+            let registered = self.with_chunk(|chunk| {
                 // What the volume got meanwhile is no longer in memory, and not in the snapshot.
                 let is_current = chunk.installs() == seen;
                 is_current.then(|| chunk.register(wanted, backed, has_turn, absent))
@@ -270,19 +295,6 @@ impl Hydrator {
                 return Ok(registered);
             }
         }
-    }
-}
-
-/// Keeps the entry of a chunk while somebody looks at what the volume has of it.
-struct Looking<'a> {
-    inner: &'a Inner,
-    key: FetchKey,
-}
-
-impl<'a> Looking<'a> {
-    fn begin(inner: &'a Inner, key: FetchKey) -> Self {
-        inner.lock().entry(key.clone()).or_default().begin_look();
-        Self { inner, key }
     }
 
     fn with_chunk<T>(&self, work: impl FnOnce(&mut Chunk) -> T) -> T {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use millrace_types::Failure;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::{AHEAD_BLOCKS, SEGMENT_BLOCKS, STREAM_BLOCKS, Segment, Wanted};
 
@@ -15,10 +15,12 @@ pub(super) struct Chunk {
     /// Arrived, but perhaps not yet in the volume.
     segments: BTreeMap<u16, Segment>,
     waiters: Vec<Waiter>,
-    /// Who looks at what the volume has of the chunk, to register then.
+    /// Who looks at what the volume has of the chunk, to register then, and who waits for a turn.
     looking: usize,
     /// How many segments have gone from memory to the volume.
     installs: u64,
+    /// Tells who waits for a turn that something has come or ended.
+    changes: watch::Sender<()>,
 }
 
 /// What the bucket backs of a chunk.
@@ -55,8 +57,9 @@ pub(super) enum Registered {
     Present,
     /// They are in memory.
     Arrived(Vec<Segment>),
-    /// They would come in several segments, for which the caller has no turn. Nothing has changed.
-    NeedsTurn,
+    /// They would come in several segments, for which the caller has no turn. Nothing has changed;
+    /// after the next change it may need none.
+    NeedsTurn(watch::Receiver<()>),
     /// They will arrive; the streams are to be started.
     Waiting { arrived: oneshot::Receiver<Result<Vec<Segment>, Failure>>, streams: Vec<Claim> },
 }
@@ -77,7 +80,7 @@ impl Chunk {
             return Registered::Present;
         }
         if !has_turn && self.comes_in_pieces(wanted) {
-            return Registered::NeedsTurn;
+            return Registered::NeedsTurn(self.changes.subscribe());
         }
         let mut arrived = Vec::new();
         let mut streams = Vec::new();
@@ -178,6 +181,7 @@ impl Chunk {
             claim.next = segment.end();
         }
         self.segments.insert(segment.first_block, segment.clone());
+        self.changes.send_replace(());
         let mut at = 0;
         while at < self.waiters.len() {
             let waiter = &mut self.waiters[at];
@@ -201,6 +205,7 @@ impl Chunk {
     pub(super) fn forget_segment(&mut self, first_block: u16) {
         self.segments.remove(&first_block);
         self.installs += 1;
+        self.changes.send_replace(());
     }
 
     /// Changes whenever a segment has left the memory.
@@ -221,6 +226,7 @@ impl Chunk {
     pub(super) fn end_stream(&mut self, id: u64, failure: Option<&Failure>) {
         let Some(at) = self.claims.iter().position(|claim| claim.id == id) else { return };
         let claim = self.claims.swap_remove(at);
+        self.changes.send_replace(());
         let Some(failure) = failure else { return };
         let mut at = 0;
         while at < self.waiters.len() {

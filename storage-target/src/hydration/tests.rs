@@ -26,6 +26,7 @@ use crate::{
     volume::{PlaceOptions, Volume},
 };
 
+mod silent;
 mod whole;
 
 const OBJECT_LEN: usize = 10_000_001;

@@ -114,7 +114,7 @@ async fn damaging(settings: Settings) -> (World, Damaging) {
 }
 
 /// A file whose object is in a bucket of S3 at this address.
-async fn at(endpoint: String, bytes: Vec<u8>, settings: Settings) -> World {
+pub(super) async fn at(endpoint: String, bytes: Vec<u8>, settings: Settings) -> World {
     let link = cluster::Bucket {
         url: "s3://data".to_owned(),
         endpoint: Some(endpoint),
@@ -122,7 +122,7 @@ async fn at(endpoint: String, bytes: Vec<u8>, settings: Settings) -> World {
         credentials: Some("anonymous".to_owned()),
     };
     let tag = Tag::new("\"tag\"").unwrap();
-    let version = ObjectVersion { tag, size: LEN as u64, modified: Timestamp(0) };
+    let version = ObjectVersion { tag, size: bytes.len() as u64, modified: Timestamp(0) };
     let nothing = tempfile::tempdir().unwrap();
     World::over(Links::new(settings), link, version, bytes, nothing).await
 }
