@@ -23,7 +23,7 @@ use millrace_types::{
 };
 
 use self::{
-    collect::ReadError,
+    collect::{ReadError, Share, held_len},
     exported::{Exported, Note, Taken},
 };
 use crate::{
@@ -244,6 +244,7 @@ impl Store {
         if reader.is_client() {
             self.releaser.note_use(view.key);
         }
+        let mut share: Option<Share> = None;
         for _ in 0..ATTEMPTS_MAX {
             let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
             let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
@@ -254,17 +255,26 @@ impl Store {
                 parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
                     Failure::new(kind, format!("part of chunk {} is gone", view.key))
                 })?;
-            match self.collect(view, &snapshot, cut, reader, charge).await {
+            let held = held_len(&cut);
+            if held > share.as_ref().map_or(0, |share| share.len) {
+                // Those who have the shares wait for buckets: no pages are held back until one is
+                // free, and what is here is looked at again.
+                drop((snapshot, share.take()));
+                share = Some(Share::take(self.volume.pool(), held).await);
+                continue;
+            }
+            let read_of = (reader == Reader::Export).then(|| notes_of(&snapshot, &range));
+            match self.collect(view, snapshot, cut, reader, charge).await {
                 Ok(Some(read)) => {
-                    if reader == Reader::Export {
-                        self.note_exported(&snapshot, &range);
+                    if let Some(notes) = read_of {
+                        self.exported().note(view.key, &notes);
                     }
                     return Ok(read);
                 }
                 Ok(None) => {}
                 Err(ReadError::Volume(error)) => {
-                    // No pages are held back while the bucket is asked.
-                    drop(snapshot);
+                    // The bucket is asked.
+                    share = None;
                     self.give_up_damaged(view, blocks, error).await?;
                 }
                 Err(ReadError::Bucket(failure)) => return Err(failure),
@@ -432,15 +442,6 @@ impl Store {
         Ok(Version(blocks.collect()))
     }
 
-    /// Notes which version of each written block an export has read.
-    fn note_exported(&self, snapshot: &Snapshot, range: &Range<u32>) {
-        let blocks = block_of(range.start)..=block_of(range.end - 1);
-        let written = blocks.filter(|&block| snapshot.state(block) == BlockState::Written);
-        let note = |block| Note { block, fingerprint: snapshot.fingerprint(block) };
-        let notes: Vec<Note> = written.map(note).collect();
-        self.exported().note(snapshot.key(), &notes);
-    }
-
     /// Drops what lies past a size; see [`Volume::trim`].
     pub(crate) async fn trim(
         &self,
@@ -506,6 +507,13 @@ impl Store {
 
 fn block_of(at: u32) -> u16 {
     u16::try_from(at / BLOCK).expect("a chunk has 1,024 blocks at most")
+}
+
+/// Which version of each written block of a range it is that an export reads.
+fn notes_of(snapshot: &Snapshot, range: &Range<u32>) -> Vec<Note> {
+    let blocks = block_of(range.start)..=block_of(range.end - 1);
+    let written = blocks.filter(|&block| snapshot.state(block) == BlockState::Written);
+    written.map(|block| Note { block, fingerprint: snapshot.fingerprint(block) }).collect()
 }
 
 /// The blocks in which a change of `len` bytes begins and ends.

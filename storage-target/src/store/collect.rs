@@ -3,16 +3,18 @@
 //! Everything that is on the disk comes with one transfer into one buffer, over what is not there
 //! in between. So a read waits for memory while it holds some only for what the bucket has to
 //! bring, and then it takes a share of the pool before it begins. Of segments it keeps none while
-//! it waits for others: it copies what it needs of them.
+//! it waits for others: it copies what it needs of them. Nor does it keep the snapshot, which holds
+//! back pages of the whole target, once it has loaded what that has.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use millrace_types::{BlockState, Crc32c, Failure};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{ReadBytes, Reader, Store, block_of};
 use crate::{
-    disk::Charge,
+    disk::{BufferPool, Charge},
     hydration::{Fetched, Segment, Wanted},
     page_checksum::{PAGE, of_range},
     parts::{BLOCK, Part},
@@ -27,6 +29,27 @@ mod tests;
 pub(super) enum ReadError {
     Volume(EngineError),
     Bucket(Failure),
+}
+
+/// The right to hold so many bytes while a bucket is waited for.
+pub(super) struct Share {
+    pub(super) len: usize,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Share {
+    /// Waits for it; to be asked for by who has none. May be dropped at its await.
+    pub(super) async fn take(pool: &BufferPool, len: usize) -> Self {
+        Self { len, _permit: pool.share(len).await }
+    }
+}
+
+/// How many bytes a read holds while it waits for a bucket, for which it has to have a share.
+pub(super) fn held_len(cut: &[Part]) -> usize {
+    match stored_pages(cut) {
+        Some(pages) if cut.iter().any(is_missing) => pages.len() * PAGE,
+        _ => 0,
+    }
 }
 
 impl Store {
@@ -51,28 +74,25 @@ impl Store {
         self.volume.check_content(view.key, view.write_epoch, is_backed).await
     }
 
-    /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile.
+    /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile. Of the
+    /// snapshot it lets go before it waits for a bucket.
     pub(super) async fn collect(
         &self,
         view: &ChunkView,
-        snapshot: &Snapshot,
+        snapshot: Snapshot,
         cut: Vec<Part>,
         reader: Reader,
         charge: Option<&Charge>,
     ) -> Result<Option<ReadBytes>, ReadError> {
-        let pages = stored_pages(&cut);
-        let missing = cut.iter().filter(|part| matches!(part, Part::Missing(_))).count();
-        let _share = match &pages {
-            Some(pages) if missing > 0 => Some(self.volume.pool().share(pages.len() * PAGE).await),
-            _ => None,
-        };
-        let stored = match pages {
+        let missing = cut.iter().filter(|part| is_missing(part)).count();
+        let stored = match stored_pages(&cut) {
             Some(pages) => {
-                let loaded = self.load(snapshot, &pages, charge).await;
+                let loaded = self.load(&snapshot, &pages, charge).await;
                 Some(loaded.map_err(ReadError::Volume)?)
             }
             None => None,
         };
+        drop(snapshot);
         let mut read = ReadBytes { body: Vec::new(), checksum: Crc32c::EMPTY, fetched: 0 };
         for part in cut {
             match part {
@@ -122,6 +142,10 @@ struct Stored {
     /// The byte of the chunk at which it begins.
     start: usize,
     loaded: Loaded,
+}
+
+fn is_missing(part: &Part) -> bool {
+    matches!(part, Part::Missing(_))
 }
 
 /// The pages from the first one that is stored to the last one.

@@ -1,6 +1,6 @@
 //! Reads of what a bucket that says nothing has, and what they hold up meanwhile.
 
-use futures::{future::join, poll};
+use futures::{FutureExt as _, future::join, poll};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::{whole::at, *};
+use crate::parts::BLOCK;
 
 /// How long a read may take that nothing holds up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -116,4 +117,44 @@ async fn a_read_without_a_turn_asks_itself_when_the_other_has_failed() {
     for read in read_twice(false).await {
         assert_eq!(read.unwrap_err().kind, ErrorKind::ObjectChanged);
     }
+}
+
+/// What is here of the first megabyte, of which the last block is missing.
+const HERE: usize = 15 * BLOCK as usize;
+
+/// What a write gives up is free as soon as the next record says that it is durable.
+async fn assert_nothing_is_held_back(world: &World, number: u64) {
+    let volume = world.store.volume();
+    let mut request = world.write(0, world.bytes[..HERE].to_vec());
+    request.number = WriteNumber(number);
+    volume.write(request.clone()).await.unwrap();
+    volume.sync().await.unwrap();
+    request.key.inode = InodeId(100 + number);
+    volume.write(WriteRequest { backed: 0, ..request }).await.unwrap();
+    volume.sync().await.unwrap();
+    assert_eq!(volume.statistics().space.quarantined, 0);
+}
+
+#[tokio::test]
+async fn a_read_that_waits_for_a_bucket_or_with_others_for_memory_holds_back_no_pages() {
+    let (world, mut bucket) = Silent::start(object(OBJECT_LEN)).await;
+    for number in 1..3 {
+        assert_nothing_is_held_back(&world, number).await;
+    }
+    let pool = world.store.volume().pool();
+    let shares: Vec<_> = std::iter::from_fn(|| pool.share(HERE).now_or_never()).collect();
+    let mut read = Box::pin(world.read(0, 1 << 20, Reader::Random));
+    for _ in 0..10_000 {
+        assert!(poll!(&mut read).is_pending(), "who has the shares waits");
+        tokio::task::yield_now().await;
+    }
+    assert_nothing_is_held_back(&world, 3).await;
+    drop(shares);
+    tokio::select! {
+        read = &mut read => panic!("nobody answers, and {read:?}"),
+        () = bucket.asked() => {}
+    }
+    assert_nothing_is_held_back(&world, 4).await;
+    bucket.speak(true);
+    assert_eq!(timeout(PATIENCE, read).await.expect("the bucket answers").unwrap(), BLOCK);
 }
