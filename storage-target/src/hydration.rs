@@ -34,7 +34,7 @@ use millrace_object_source::tallied;
 use millrace_types::{BlockState, ChunkKey, Crc32c, ErrorKind, Failure, WriteEpoch};
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, oneshot, watch},
+    sync::{oneshot, watch},
 };
 
 use crate::{
@@ -49,8 +49,10 @@ mod chunk;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use chunk::{Backed, Chunk};
+use turns::Turns;
 
 /// Blocks of one segment: 1 MiB, what one disk write moves best.
 const SEGMENT_BLOCKS: u16 = 16;
@@ -79,9 +81,7 @@ struct Inner {
     /// Where streams run: beside the threads that serve the network.
     runtime: Handle,
     chunks: Mutex<HashMap<FetchKey, Chunk>>,
-    /// Who waits for several segments holds two buffers while it waits for a third: only so many
-    /// may as the target's part of the pool allows.
-    turns: Semaphore,
+    turns: Turns,
     fetched_bytes: AtomicU64,
     fetches: AtomicU64,
 }
@@ -171,7 +171,7 @@ impl Hydrator {
         releaser: Releaser,
         runtime: Handle,
     ) -> Self {
-        let turns = Semaphore::new(volume.pool().turns());
+        let turns = Turns::new(volume.pool().turns());
         let inner = Inner {
             volume,
             links,
@@ -210,7 +210,8 @@ impl Hydrator {
         assert!(wanted.first < wanted.end, "something is wanted");
         assert!(u32::from(wanted.end - 1) * BLOCK < view.backed, "the bucket backs it");
         let looking = Looking::begin(&self.inner, FetchKey::of(view));
-        let mut next_turn = Box::pin(self.inner.turns.acquire());
+        let link = view.origin.as_ref().ok_or(ErrorKind::Internal)?.link;
+        let mut next_turn = Box::pin(self.inner.turns.take(link));
         let mut turn = None;
         loop {
             match looking.register(view, wanted, turn.is_some()).await? {
@@ -218,9 +219,7 @@ impl Hydrator {
                 chunk::Registered::Arrived(segments) => return Ok(Fetched::Segments(segments)),
                 chunk::Registered::NeedsTurn(mut changes) => tokio::select! {
                     biased;
-                    taken = &mut next_turn => {
-                        turn = Some(taken.map_err(|_| Failure::from(ErrorKind::Unavailable))?);
-                    }
+                    taken = &mut next_turn => turn = Some(taken),
                     // Perhaps it needs none any more. It keeps its place among those that wait.
                     _ = changes.changed() => {}
                 },
