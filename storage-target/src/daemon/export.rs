@@ -21,26 +21,16 @@ use millrace_protocol::{
     },
 };
 use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, LinkId, TargetId};
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use tokio::runtime::Handle;
 
 use super::Daemon;
-use crate::{shares::Shares, store::Reader, view::ChunkView};
+use crate::{store::Reader, view::ChunkView};
 
 mod digest;
+mod memory;
 mod stream;
 
-/// The largest part or object that is gathered: a chunk of the largest size.
-const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
-
-/// Bytes of all uploads in memory: one of the largest, or eight of the usual 8 MiB.
-const UPLOADS_BYTES_MAX: u32 = 64 * 1024 * 1024;
-
-/// Of these, what one link may hold, but for one upload that is larger: a bucket that is away
-/// leaves one of the usual length to the others.
-const LINK_BYTES_MAX: u32 = UPLOADS_BYTES_MAX - 8 * 1024 * 1024;
+use memory::{Held, Memory, UPLOAD_LEN_MAX};
 
 /// How often a file that is written under its export is read again, of 8 MiB in some milliseconds.
 const GATHERS_MAX: usize = 8;
@@ -72,20 +62,12 @@ pub(crate) struct Exporter {
     remote: Arc<dyn Remote>,
     /// Requests to buckets run beside the threads that serve the network.
     runtime: Handle,
-    links: Shares<LinkId>,
-    pub(super) memory: Arc<Semaphore>,
-}
-
-/// Memory for one upload.
-struct Held {
-    _share: OwnedSemaphorePermit,
-    _memory: OwnedSemaphorePermit,
+    pub(super) memory: Memory,
 }
 
 impl Exporter {
     pub(crate) fn new(remote: Arc<dyn Remote>, runtime: Handle) -> Self {
-        let memory = Arc::new(Semaphore::new(UPLOADS_BYTES_MAX as usize));
-        Self { remote, runtime, links: Shares::new(LINK_BYTES_MAX), memory }
+        Self { remote, runtime, memory: Memory::new() }
     }
 
     /// The daemons of other hosts.
@@ -121,7 +103,7 @@ impl Daemon {
     ) -> Result<UploadPartReply, Failure> {
         let UploadPart { source, upload_id, part_number } = request;
         let upload = UploadId::new(upload_id)?;
-        if source.len > UPLOAD_LEN_MAX {
+        if source.len > u64::from(UPLOAD_LEN_MAX) {
             return self.stream_part(bucket, (source, reader), upload, part_number).await;
         }
         let held = self.upload_permit(source.link, source.len).await?;
@@ -219,16 +201,12 @@ impl Daemon {
     }
 
     async fn upload_permit(&self, link: LinkId, len: u64) -> Result<Held, Failure> {
-        if len > UPLOAD_LEN_MAX {
+        let fitting = u32::try_from(len).ok().filter(|&len| len <= UPLOAD_LEN_MAX);
+        let len = fitting.ok_or_else(|| {
             let words = format!("{len} bytes are more than one upload holds");
-            return Err(Failure::new(ErrorKind::InvalidArgument, words));
-        }
-        let permits = u32::try_from(len).expect("below 64 MiB");
-        // First: who waits for its share must not stand before others that wait for memory.
-        let share = self.exporter.links.take(link, permits).await;
-        let memory = Arc::clone(&self.exporter.memory).acquire_many_owned(permits).await;
-        let memory = memory.map_err(|_| Failure::from(ErrorKind::Unavailable))?;
-        Ok(Held { _share: share, _memory: memory })
+            Failure::new(ErrorKind::InvalidArgument, words)
+        })?;
+        Ok(self.exporter.memory.take(link, len).await)
     }
 
     /// Reads a file of one chunk, which is here, as it is at one moment: what is being written
