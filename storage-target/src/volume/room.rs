@@ -64,22 +64,18 @@ impl Shared {
 
     /// Has pages promised; they are given out later.
     async fn promise(&self, pages: u64, purpose: Purpose) -> Result<Reservation, EngineError> {
-        let reserved = self.space.reserve(pages, purpose);
-        let reserved = match reserved {
-            Err(_) => {
-                self.grow(pages, purpose).await?;
-                self.space.reserve(pages, purpose)
-            }
-            some => some,
-        };
-        let reserved = match reserved {
-            Err(_) if self.space.totals().quarantined > 0 => {
-                self.settle().await?;
-                self.space.reserve(pages, purpose)
-            }
-            other => other,
-        };
-        reserved.map_err(|_| EngineError::NoSpace)
+        if let Ok(reservation) = self.space.reserve(pages, purpose) {
+            return Ok(reservation);
+        }
+        self.grow(pages, purpose).await?;
+        if let Ok(reservation) = self.space.reserve(pages, purpose) {
+            return Ok(reservation);
+        }
+        // Where nothing is left in quarantine another may have freed it since.
+        if self.space.totals().quarantined > 0 {
+            self.settle().await?;
+        }
+        self.space.reserve(pages, purpose).map_err(|_| EngineError::NoSpace)
     }
 
     /// Takes regions from what lies under the disk until a promise of so many pages can be given,
