@@ -30,7 +30,7 @@ use crate::{
     disk::Charge,
     hydration::{Fetched, Hydrator, Wanted},
     misses::Misses,
-    parts::{BLOCK, parts, seek},
+    parts::{BLOCK, Part, parts, seek},
     release::Releaser,
     view::ChunkView,
     volume::{EngineError, WriteRequest, ZeroRequest},
@@ -245,24 +245,9 @@ impl Store {
             self.releaser.note_use(view.key);
         }
         let mut share: Option<Share> = None;
+        let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
         for _ in 0..ATTEMPTS_MAX {
-            let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
-            let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
-            // What is sent to a bucket may have been written over the object before it went.
-            let backed = if reader.is_client() { view.backed } else { 0 };
-            self.check_absent(view, backed, &snapshot, blocks.clone()).await?;
-            let cut =
-                parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
-                    Failure::new(kind, format!("part of chunk {} is gone", view.key))
-                })?;
-            let held = held_len(&cut);
-            if held > share.as_ref().map_or(0, |share| share.len) {
-                // Those who have the shares wait for buckets: no pages are held back until one is
-                // free, and what is here is looked at again.
-                drop((snapshot, share.take()));
-                share = Some(Share::take(self.volume.pool(), held).await);
-                continue;
-            }
+            let (snapshot, cut) = self.look(view, range.clone(), reader, &mut share).await?;
             let read_of = (reader == Reader::Export).then(|| notes_of(&snapshot, &range));
             match self.collect(view, snapshot, cut, reader, charge).await {
                 Ok(Some(read)) => {
@@ -275,12 +260,41 @@ impl Store {
                 Err(ReadError::Volume(error)) => {
                     // The bucket is asked.
                     share = None;
-                    self.give_up_damaged(view, blocks, error).await?;
+                    self.give_up_damaged(view, blocks.clone(), error).await?;
                 }
                 Err(ReadError::Bucket(failure)) => return Err(failure),
             }
         }
         Err(busy(view))
+    }
+
+    /// What there is of a range, with the share that it takes to hold what is stored of it.
+    async fn look(
+        &self,
+        view: &ChunkView,
+        range: Range<u32>,
+        reader: Reader,
+        share: &mut Option<Share>,
+    ) -> Result<(Snapshot, Vec<Part>), Failure> {
+        let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
+        // What is sent to a bucket may have been written over the object before it went.
+        let backed = if reader.is_client() { view.backed } else { 0 };
+        loop {
+            let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
+            self.check_absent(view, backed, &snapshot, blocks.clone()).await?;
+            let cut =
+                parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
+                    Failure::new(kind, format!("part of chunk {} is gone", view.key))
+                })?;
+            let held = held_len(&cut);
+            if held <= share.as_ref().map_or(0, |share| share.len) {
+                return Ok((snapshot, cut));
+            }
+            // Those who have the shares wait for buckets: no pages are held back until one is
+            // free, and what is here is looked at again. Each share is of a larger buffer.
+            drop((snapshot, share.take()));
+            *share = Some(Share::take(self.volume.pool(), held).await);
+        }
     }
 
     /// The first byte of a part of a chunk that is a hole, or that is none. Reads the index alone.

@@ -31,7 +31,7 @@ pub(super) enum ReadError {
     Bucket(Failure),
 }
 
-/// The right to hold so many bytes while a bucket is waited for.
+/// The right to hold so many bytes, those of a whole buffer, while a bucket is waited for.
 pub(super) struct Share {
     pub(super) len: usize,
     _permit: OwnedSemaphorePermit,
@@ -40,7 +40,7 @@ pub(super) struct Share {
 impl Share {
     /// Waits for it; to be asked for by who has none. May be dropped at its await.
     pub(super) async fn take(pool: &BufferPool, len: usize) -> Self {
-        Self { len, _permit: pool.share(len).await }
+        Self { len: BufferPool::size_for(len), _permit: pool.share(len).await }
     }
 }
 

@@ -6,7 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_object_source::{
     Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, PartPlace, Settings, Tag, Trial,
@@ -130,7 +129,7 @@ async fn a_part_that_cannot_be_stored_after_all_is_an_error() {
         let Some(_disk) = disk else { return };
         let bucket = open(&root);
         let upload = bucket.create_upload("key", &Metadata::default()).await.unwrap();
-        let pieces = || (0..48).map(|seed| Bytes::from(contract::pattern(1 << 20, seed)));
+        let pieces = || (0..48).map(|seed| contract::pattern(1 << 20, seed));
         let read = || futures::stream::iter(pieces().map(Ok));
         let at = PartPlace { number: 1, offset: 0, len: 48 << 20 };
         let part = match is_streamed {
