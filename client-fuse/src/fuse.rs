@@ -33,8 +33,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     fs::{
-        FileSystem, copy::Spot, kernel_names::Shown, locks::Interest, names::NewMode,
-        open::Caching, read::Begun, seek::Wanted, statfs::STATFS_BLOCK_SIZE,
+        FileSystem, copy::Spot, handle::Occasion, kernel_names::Shown, locks::Interest,
+        names::NewMode, open::Caching, read::Begun, seek::Wanted, statfs::STATFS_BLOCK_SIZE,
     },
     fuse::{
         answer::{
@@ -369,7 +369,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         };
         let (fs, of) = (Arc::clone(&self.fs), Arc::clone(&handle));
         let work = async move { fs.fsync(&of).await };
-        self.run(Owed::interruptible(&call, reply).answer_telling(handle, work));
+        self.run(Owed::interruptible(&call, reply).answer_telling(handle, Occasion::Sync, work));
     }
 
     fn opendir(&self, call: Call<'_>, open: Open, reply: Reply<OpenReply>) {

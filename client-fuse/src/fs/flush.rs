@@ -26,7 +26,7 @@ use crate::{
     fs::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File, State},
-        handle::FileHandle,
+        handle::{FileHandle, Occasion},
         inline::Bytes,
     },
 };
@@ -40,10 +40,10 @@ impl FileSystem {
     pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
         self.publish_inline(&handle.file).await?;
         self.flush_file(&handle.file).await;
-        handle.check_told()?;
+        handle.check_told(Occasion::Close)?;
         self.commit(&handle.file, false).await?;
         // While it waited for another commit that may have failed for good.
-        handle.check_told()
+        handle.check_told(Occasion::Close)
     }
 
     /// Whether [`Self::flush`] has nothing to do and nothing to say.
@@ -53,7 +53,9 @@ impl FileSystem {
             !state.is_dirty() && !state.buffer.has_flights()
         };
         // Otherwise a commit of others may be on its way, for which a close waits.
-        is_clean && handle.file.commit.try_lock().is_ok() && handle.check_told().is_ok()
+        is_clean
+            && handle.file.commit.try_lock().is_ok()
+            && handle.check_told(Occasion::Close).is_ok()
     }
 
     /// Whether something that was written is not at the targets, of whatever handle.
@@ -89,7 +91,7 @@ impl FileSystem {
         }
         self.publish_inline(file).await?;
         self.flush_file(file).await;
-        handle.check_told()?;
+        handle.check_told(Occasion::Sync)?;
         let is_shown = self.sync_stored(file, losses).await?;
         // Of a new file others have had nothing yet.
         if !(is_shown || is_told || is_new) {
@@ -102,7 +104,7 @@ impl FileSystem {
             self.sync_targets(file, losses, true).await?;
         }
         self.record_lost(file);
-        handle.check_told()
+        handle.check_told(Occasion::Sync)
     }
 
     /// What this mount has stored survives the loss of power of every server; `losses` is how many

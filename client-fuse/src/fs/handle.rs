@@ -29,7 +29,11 @@ pub(crate) struct FileHandle {
     pub(crate) writers: Writers,
     /// Who knows that it is open. Held while the server is told.
     pub(crate) known: tokio::sync::Mutex<Known>,
-    failures_seen: AtomicU64,
+    /// Failures that closes have told, and those that syncs have. What a sync tells no close tells
+    /// again. Not so the other way round: copies of a descriptor are closed by who does not look,
+    /// as in a child that becomes another program, and who syncs must hear of it.
+    told_by_closes: AtomicU64,
+    told_by_syncs: AtomicU64,
     /// Writes that were refused for failures: two for each of them at most.
     writes_refused: AtomicU64,
     /// A lock that was taken through it is lost.
@@ -113,7 +117,7 @@ impl FileHandle {
             });
             (state.failures, version)
         };
-        let failures_seen = AtomicU64::new(failures);
+        let [told_by_closes, told_by_syncs] = [failures; 2].map(AtomicU64::new);
         let writes_refused = AtomicU64::new(2 * failures);
         let known = tokio::sync::Mutex::new(known);
         let writers = Writers::default();
@@ -125,7 +129,8 @@ impl FileHandle {
             options,
             writers,
             known,
-            failures_seen,
+            told_by_closes,
+            told_by_syncs,
             writes_refused,
             lock_lost,
             renewal: AtomicU64::new(0),
@@ -183,12 +188,12 @@ impl FileHandle {
         Err(Failure::new(ErrorKind::SessionGone, words))
     }
 
-    /// Fails while there are failures that no program has been told through this handle.
+    /// Fails while there are failures that are to be told on such an occasion.
     ///
     /// # Errors
     /// The newest of them.
-    pub(crate) fn check_told(&self) -> Result<(), Failure> {
-        failure_since(&self.file.state(), self.failures_seen.load(Ordering::Acquire))
+    pub(crate) fn check_told(&self, on: Occasion) -> Result<(), Failure> {
+        failure_since(&self.file.state(), self.told(on).load(Ordering::Acquire))
     }
 
     /// What a program is answered now by what closes or syncs, of which this came: the newest of
@@ -197,10 +202,20 @@ impl FileHandle {
     ///
     /// # Errors
     /// They, or that of `outcome`.
-    pub(crate) fn tell(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+    pub(crate) fn tell(&self, on: Occasion, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let state = self.file.state();
-        let seen = self.failures_seen.swap(state.failures, Ordering::AcqRel);
+        let seen = self.told(on).swap(state.failures, Ordering::AcqRel);
+        if on == Occasion::Sync {
+            self.told_by_closes.store(state.failures, Ordering::Release);
+        }
         failure_since(&state, seen).and(outcome)
+    }
+
+    fn told(&self, on: Occasion) -> &AtomicU64 {
+        match on {
+            Occasion::Close => &self.told_by_closes,
+            Occasion::Sync => &self.told_by_syncs,
+        }
     }
 
     /// Fails for a write, twice for each burst of failures, which stays to be reported: of a long
@@ -212,7 +227,7 @@ impl FileHandle {
     /// The newest of the failures.
     pub(crate) fn refuse_write(&self) -> Result<(), Failure> {
         let state = self.file.state();
-        let seen = self.failures_seen.load(Ordering::Acquire);
+        let seen = self.told_by_closes.load(Ordering::Acquire);
         // What was reported is told; of several at once the last is enough.
         let told = self.writes_refused.load(Ordering::Acquire).max(2 * seen);
         let told = told.max((2 * state.failures).saturating_sub(2));
@@ -224,9 +239,21 @@ impl FileHandle {
     }
 }
 
+/// What tells a program of failures of what it wrote before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Occasion {
+    /// `close`, of whichever copy of the descriptor.
+    Close,
+    /// `fsync` and its like.
+    Sync,
+}
+
 fn failure_since(state: &State, seen: u64) -> Result<(), Failure> {
     match &state.failure {
         Some(failure) if seen < state.failures => Err(failure.clone()),
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,7 @@ use crate::{
     caller::caller,
     fs::{
         FileSystem,
-        handle::FileHandle,
+        handle::{FileHandle, Occasion},
         kernel_names::Shown,
         locks::{Interest, Key},
         open::{Caching, Opened},
@@ -219,20 +219,21 @@ impl Owed<Done> {
     pub(super) fn answer_telling(
         self,
         handle: Arc<FileHandle>,
+        on: Occasion,
         work: impl Future<Output = Result<(), Failure>>,
     ) -> impl Future<Output = ()> {
         let work = work.map(Ok);
-        self.answer_with(work, move |reply, outcome| tell(reply, &handle, outcome))
+        self.answer_with(work, move |reply, outcome| tell(reply, &handle, on, outcome))
     }
 
-    /// The same at once, with what came of it.
-    pub(super) fn tell(self, handle: &FileHandle, outcome: Result<(), Failure>) {
-        tell(self.reply, handle, outcome);
+    /// The same of a close at once, with what came of it.
+    pub(super) fn tell_close(self, handle: &FileHandle, outcome: Result<(), Failure>) {
+        tell(self.reply, handle, Occasion::Close, outcome);
     }
 }
 
-fn tell(reply: Reply<Done>, handle: &FileHandle, outcome: Result<(), Failure>) {
-    match handle.tell(outcome) {
+fn tell(reply: Reply<Done>, handle: &FileHandle, on: Occasion, outcome: Result<(), Failure>) {
+    match handle.tell(on, outcome) {
         Ok(()) => reply.done(),
         Err(failure) => reply.fail(errno(&failure)),
     }

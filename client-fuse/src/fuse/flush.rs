@@ -8,7 +8,12 @@ use tokio::runtime::Handle;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
-    fs::{FileSystem, handle::FileHandle, locks::Key, publish::close::Close},
+    fs::{
+        FileSystem,
+        handle::{FileHandle, Occasion},
+        locks::Key,
+        publish::close::Close,
+    },
     fuse::{Adapter, answer::Owed, convert::errno},
 };
 
@@ -45,7 +50,7 @@ impl Adapter {
             self.run_flush(handle, locks, owed);
         } else {
             let work = commit(Arc::clone(&self.fs), Arc::clone(&handle), locks);
-            self.run(owed.answer_telling(handle, work));
+            self.run(owed.answer_telling(handle, Occasion::Close, work));
         }
     }
 
@@ -63,7 +68,7 @@ impl Adapter {
                 return end(&fs, &handle, locks).await;
             };
             let work = commit(fs, Arc::clone(&handle), locks);
-            drop(requests.spawn_on(owed.answer_telling(handle, work), &names));
+            drop(requests.spawn_on(owed.answer_telling(handle, Occasion::Close, work), &names));
         });
     }
 }
@@ -81,7 +86,7 @@ struct Closing {
 
 impl Close for Closing {
     fn done(self: Box<Self>) {
-        self.owed.tell(&self.handle, Ok(()));
+        self.owed.tell_close(&self.handle, Ok(()));
     }
 
     fn go_on(
@@ -96,7 +101,7 @@ impl Close for Closing {
         };
         drop(names.spawn(async move {
             let _counted = counted;
-            owed.answer_telling(handle, work).await;
+            owed.answer_telling(handle, Occasion::Close, work).await;
         }));
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeR
     }
 }
 
-fn opened(rights: Rights) -> File {
+pub(crate) fn opened(rights: Rights) -> File {
     let file = File::new(reply(5, 100, 1, rights), note()).expect("a file");
     file.state().write_opens = u32::from(rights == Rights::ReadWrite);
     file
@@ -355,40 +355,6 @@ fn the_late_answer_to_a_truncation_cuts_nothing_that_was_written_after_it() {
     state.accept(next).expect("sound");
     state.record_resize(cut);
     assert_eq!((state.stored.end, state.attributes.size), (50, 50));
-}
-
-#[test]
-fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
-    let file = Arc::new(opened(Rights::ReadWrite));
-    let handle = || {
-        let options = HandleOptions::from_flags(libc::O_WRONLY);
-        FileHandle::new(Arc::clone(&file), OpenMode::Write, Caller::ROOT, options, Known::Nobody)
-    };
-    let (one, other) = (handle(), handle());
-    file.state().record_failure(ErrorKind::NoSpace.into());
-    let later = handle();
-    assert!(later.check_told().is_ok(), "not to who came later");
-    for _ in 0..2 {
-        // The kernel may keep the first from the program.
-        assert_eq!(one.refuse_write().unwrap_err().kind, ErrorKind::NoSpace);
-    }
-    assert!(one.refuse_write().is_ok(), "there may be room again");
-    // Who closes or syncs and is interrupted has not heard of it.
-    assert_eq!(one.check_told().unwrap_err().kind, ErrorKind::NoSpace);
-    assert_eq!(one.tell(Ok(())).unwrap_err().kind, ErrorKind::NoSpace);
-    assert!(one.refuse_write().is_ok() && one.check_told().is_ok(), "once");
-    assert_eq!(one.tell(Err(ErrorKind::Busy.into())).unwrap_err().kind, ErrorKind::Busy);
-    file.state().record_failure(ErrorKind::NoSpace.into());
-    file.state().record_failure(ErrorKind::NoSpace.into());
-    assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
-    assert!(one.refuse_write().is_ok() && one.tell(Ok(())).is_err());
-    file.state().record_failure(ErrorKind::NoSpace.into());
-    assert!(one.tell(Ok(())).is_err());
-    assert!(one.refuse_write().is_ok(), "it was reported");
-    file.state().record_failure(ErrorKind::NoSpace.into());
-    assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
-    assert!(one.refuse_write().is_ok());
-    assert!(other.tell(Ok(())).is_err(), "to each of them");
 }
 
 #[test]

@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::fs::{
     FileSystem,
-    handle::FileHandle,
+    handle::{FileHandle, Occasion},
     inline::Bytes,
     publish::{
         Telling,
@@ -81,7 +81,7 @@ impl FileSystem {
         } else {
             Bytes::AtTargets
         };
-        handle.check_told().ok()?;
+        handle.check_told(Occasion::Close).ok()?;
         let (told, request) = self.begin_telling(file, bytes)?;
         let (fs, handle) = (Arc::clone(self), Arc::clone(handle));
         Some(Begun { fs, handle, told, request, one_at_a_time })
