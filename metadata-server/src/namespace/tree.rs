@@ -1,6 +1,9 @@
 //! Reads the tree: inodes, entries and paths, from a store or from a store with changes on top.
 
-use std::{collections::BTreeMap, ops::Bound};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
 use millrace_protocol::admin::PathBytes;
 use millrace_types::{ErrorKind, FileName, InodeId};
@@ -177,11 +180,16 @@ pub fn is_below(
     if inode.id == top || top == InodeId::ROOT {
         return Ok(true);
     }
+    // Of a file with many names most lead the same way.
+    let mut seen = BTreeSet::new();
     for parent in parents(view, inode)? {
         let mut directory = parent.directory;
         for _ in 0..DEPTH_MAX {
             if directory == top {
                 return Ok(true);
+            }
+            if !seen.insert(directory) {
+                break;
             }
             match find(view, directory)?.and_then(|inode| inode.parent) {
                 Some(parent) => directory = parent.directory,
