@@ -106,7 +106,9 @@ pub(crate) use xattr::CAPABILITY;
 /// | 23    | what targets have shown of the log is remembered                                 |
 /// | 24    | imports that go on with one that did not succeed                                 |
 /// | 25    | imported directories with the times of their marks go with these                 |
-/// | 26    | what an export has replaced is hidden no more, should it come back               |
+/// | 26    | what an export has replaced is hidden no more, should it come back; directories  |
+/// |       | that lie deeper than any key of a bucket show nothing of one; a file that is     |
+/// |       | zeroed past its end is not cut where others made it longer                       |
 pub const FEATURE_LEVEL: u32 = 26;
 
 /// From this level on small files live in their inodes, where their directory says so.

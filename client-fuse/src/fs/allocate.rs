@@ -71,7 +71,8 @@ impl FileSystem {
             .await?;
         {
             let mut state = handle.file.state();
-            if size.is_some() {
+            // Unless another host has made it longer meanwhile.
+            if size == Some(reply.attributes.size) {
                 state.durable.handle_own_change(whole, reply.attributes.change_count);
             }
             state.accept(reply)?;

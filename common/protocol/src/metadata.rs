@@ -309,7 +309,8 @@ pub struct SetAttributes {
     pub accessed: Option<SetTime>,
     /// Last change of content.
     pub modified: Option<SetTime>,
-    /// Only declare that the content may have holes: sent before a write past the end.
+    /// Only declare that the content may have holes: sent before a write past the end. With a size
+    /// the file grows to that, and is never cut.
     pub make_sparse: bool,
     /// Whether the file is open for writing here (then a size needs no write permission now).
     pub open: bool,

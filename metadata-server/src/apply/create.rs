@@ -9,7 +9,9 @@ use millrace_types::{
     PoolId, SessionId, WriteEpoch, name::SYMLINK_LEN_MAX,
 };
 
-use super::{ApplyError, FIRST_LEVEL, Transaction, acl, commit, layout, open, unnamed};
+use super::{
+    ApplyError, FIRST_LEVEL, Transaction, acl, commit, deletion::KEY_LEN_MAX, layout, open, unnamed,
+};
 use crate::{
     command::{Create, Format, MakeLink, Opener, Outcome},
     namespace::{
@@ -296,6 +298,10 @@ fn below(
 ) -> Result<Option<LinkedDirectory>, ApplyError> {
     let Ok(text) = std::str::from_utf8(name.as_bytes()) else { return Ok(None) };
     let level = tx.file_system()?.feature_level;
+    let prefix = format!("{}{text}/", parent.prefix);
+    if level >= DEEP_LEVEL && prefix.len() > KEY_LEN_MAX {
+        return Ok(None);
+    }
     let removed = level >= REMOVED_STAYS_LEVEL
         && tx.read::<Whiteout>(&keys::whiteout(directory, name.as_bytes()))?.is_some();
     // What lies below what was removed is as little here as that.
@@ -303,10 +309,14 @@ fn below(
         level >= REMOVED_BELOW_LEVEL && parent.listed == Some(LinkedDirectory::NEVER_AGAIN);
     Ok(Some(LinkedDirectory {
         link: parent.link,
-        prefix: format!("{}{text}/", parent.prefix),
+        prefix,
         listed: Some(if removed || inherits { LinkedDirectory::NEVER_AGAIN } else { tx.time }),
     }))
 }
+
+/// The feature level from which on a directory that lies deeper than any key of a bucket shows
+/// nothing of one: each would have all the names above it in its record.
+const DEEP_LEVEL: u32 = 26;
 
 /// The feature level from which on what was removed below a link stays removed although its
 /// directory is made anew, symbolic links stay removed, and files that were moved are known.

@@ -203,7 +203,7 @@ const KEY_LEN_LEVEL: u32 = 18;
 
 /// The longest key that a bucket may have, in bytes: `az://` takes 1,024 characters, and `file://`
 /// what is a path.
-const KEY_LEN_MAX: usize = 4096;
+pub(super) const KEY_LEN_MAX: usize = 4096;
 
 /// The longest that was queued before: a key of the store has at most 65,535 bytes, six of which
 /// stand in front. With a longer one the command came into the log, and the store on disk failed at

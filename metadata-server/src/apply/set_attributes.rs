@@ -24,7 +24,10 @@ pub(super) fn set(
     let mut inode = tx.inode(set.inode)?;
     tx.check_writable(&inode)?;
     let mut shrunk = false;
-    if let Some(size) = set.size {
+    // Who zeroes past the end as it knew it grows the file to there, and cuts off nothing of what
+    // somebody else has written behind meanwhile.
+    let only_grows = set.make_sparse && tx.file_system()?.feature_level >= ONLY_GROWS_LEVEL;
+    if let Some(size) = set.size.filter(|&size| !only_grows || size > inode.size) {
         inode.file()?;
         check_may_write(tx, set.caller.as_ref(), &inode)?;
         shrunk =
@@ -50,6 +53,9 @@ pub(super) fn set(
     tx.put_inode(&inode);
     Ok(if shrunk { Outcome::Shrunk(inode.id) } else { Outcome::Inode(inode.id) })
 }
+
+/// The feature level from which on a size with which a file may have holes shrinks none.
+const ONLY_GROWS_LEVEL: u32 = 26;
 
 fn check_may_write(
     tx: &Transaction<'_>,

@@ -39,6 +39,8 @@ use tempfile::TempDir;
 
 use crate::engine::{Server, records};
 
+mod growing;
+
 const FILE: InodeId = InodeId(100);
 const CAPABILITY: &[u8] = b"security.capability";
 
