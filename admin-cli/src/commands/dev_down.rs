@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     context::Context,
-    dev::{daemon::Daemon, directory::Directory, lock::Lock, plan::Plan},
+    dev::{daemon::Daemon, directory::Directory, lock::Lock, plan::Plan, process::Process},
     exit::Exit,
     mounting::end,
     watch::say,
@@ -33,7 +33,7 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     };
     for daemon in directory.mounts(&plan) {
         let process = daemon.process();
-        unmount(Path::new(&daemon.address)).await?;
+        unmount(Path::new(&daemon.address), process.as_ref()).await?;
         if process.is_some() && daemon.process().is_none() {
             report.stopped.push(daemon.name.clone());
         }
@@ -49,10 +49,22 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
+/// Ends the cluster's mount there, which this process serves, or has served.
+async fn unmount(mountpoint: &Path, process: Option<&Process>) -> anyhow::Result<()> {
     let Some(mount) = end::mount_at(mountpoint)? else {
         return Ok(());
     };
+    // Of one that does not answer its process says whose it is.
+    let server = end::server(&mount).await;
+    if let Ok(Some(server)) = server
+        && process.is_none_or(|process| process.id() != server)
+    {
+        say(&format!("another mount is on {} now, and stays", mountpoint.display()));
+        return Ok(());
+    }
+    if process.is_none() {
+        server?;
+    }
     if let Err(error) = end::end(&mount, false).await {
         say(&format!("{}; detaches it", in_words(&error)));
         if end::mount_at(mountpoint)?.is_some() {

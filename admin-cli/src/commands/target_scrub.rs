@@ -106,8 +106,10 @@ fn awaited(before: &ScrubsReply, action: ScrubAction) -> BTreeMap<TargetId, u64>
 
 /// Whether everything that is waited for has ended, or cannot end.
 fn has_ended(one: &TargetScrub, wanted: &BTreeMap<TargetId, u64>) -> anyhow::Result<bool> {
-    let (Some(pass), Ok(scrub)) = (wanted.get(&one.target), &one.scrub) else { return Ok(true) };
-    let ended = scrub.pass > *pass || (scrub.pass == *pass && !scrub.under_way);
+    let Ok(scrub) = &one.scrub else { return Ok(true) };
+    // Of a target that did not answer before, what is under way now is waited for.
+    let pass = wanted.get(&one.target).copied().unwrap_or(scrub.pass);
+    let ended = scrub.pass > pass || (scrub.pass == pass && !scrub.under_way);
     if !ended {
         let id = one.target;
         match scrub.state {

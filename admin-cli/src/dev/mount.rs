@@ -131,7 +131,13 @@ async fn mount(daemon: &Daemon) -> anyhow::Result<()> {
         // It runs without a mount: it is about to end, or somebody has unmounted it by hand.
         process.stop(daemon.stop_patience())?;
     }
-    if end::mount_at(mountpoint)?.is_some() {
+    if let Some(mount) = end::mount_at(mountpoint)? {
+        if let Some(process) = end::server(&mount).await? {
+            bail!(
+                "another mount is on {} (process {process}): `millrace umount` ends it",
+                daemon.address
+            );
+        }
         // Left by a daemon that died: nobody answers there any more.
         end::detach(mountpoint, true)?;
     }

@@ -10,7 +10,7 @@ use std::{
     fs::File,
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt as _, process::CommandExt as _},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _, process::CommandExt as _},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -34,8 +34,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Finds the running process that `pid_file` names and whose command line holds `argument`.
-    /// When the file is missing or old, the processes of the system are looked through.
+    /// Finds the running process that `pid_file` names and whose command line has the settings
+    /// `argument`. When the file is missing or old, the user's processes are looked through.
     pub(crate) fn find(pid_file: &Path, argument: &Path) -> Option<Self> {
         let named = remembered(pid_file);
         let named = named.and_then(|(pid, start)| Self::open(pid, argument, Some(start)));
@@ -94,7 +94,7 @@ impl Process {
         // Checked after opening: what is read now belongs to the process that the descriptor holds,
         // or to none.
         let same_start = start.is_none_or(|start| start_time(pid) == Some(start));
-        let found = same_start && has_argument(pid, argument);
+        let found = same_start && has_settings(pid, argument);
         (found && !process.wait(Duration::ZERO).unwrap_or(true)).then_some(process)
     }
 
@@ -102,7 +102,7 @@ impl Process {
         let processes = std::fs::read_dir("/proc").ok()?;
         let ids =
             processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        ids.filter(|&pid| pid != std::process::id() && has_argument(pid, argument))
+        ids.filter(|&pid| pid != std::process::id() && is_own(pid) && has_settings(pid, argument))
             .find_map(|pid| Self::open(pid, argument, None))
     }
 
@@ -199,11 +199,23 @@ fn start_file(pid_file: &Path) -> PathBuf {
     pid_file.with_extension("start")
 }
 
-fn has_argument(pid: u32, argument: &Path) -> bool {
+/// Whether a process serves with these settings: they follow `--config`, as who only edits or shows
+/// them does not say, and it was not started for something else.
+fn has_settings(pid: u32, argument: &Path) -> bool {
     let wanted = argument.as_os_str().as_bytes();
     // Of an ended process that nobody has waited for the command line is empty.
-    std::fs::read(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.split(|&byte| byte == 0).any(|found| found == wanted))
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+        let words: Vec<_> = line.split(|&byte| byte == 0).collect();
+        let is_named = words.windows(2).any(|pair| pair == [b"--config".as_slice(), wanted]);
+        let serves = |word: &&[u8]| *word != b"restore" && *word != b"--check-config";
+        is_named && words.iter().all(serves)
+    })
+}
+
+/// Whether a process is the caller's. Anybody may run any command line.
+fn is_own(pid: u32) -> bool {
+    let caller = rustix::process::geteuid().as_raw();
+    std::fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == caller)
 }
 
 /// When the process started, in clock ticks since the system's start: proc(5), field 22 of `stat`.
@@ -226,8 +238,8 @@ mod tests {
     /// A process that waits for ever, with `argument` on its command line.
     fn sleeper(directory: &Path, argument: &Path) -> Child {
         std::fs::write(argument, "").unwrap();
-        let mut command = Command::new("tail");
-        command.arg("-f").arg(argument);
+        let mut command = Command::new("perl");
+        command.args(["-e", "sleep 600", "--", "--config"]).arg(argument);
         spawn(command, &directory.join("daemon.log")).unwrap()
     }
 
@@ -320,13 +332,45 @@ mod tests {
     }
 
     #[test]
+    fn who_only_shows_the_settings_is_no_daemon_nor_is_who_restores_with_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let argument = directory.path().join("a.toml");
+        let pid_file = directory.path().join("daemon.pid");
+        std::fs::write(&argument, "").unwrap();
+        let log = directory.path().join("log");
+        let perl = ["-e", "print STDOUT 'on'; $| = 1; print STDOUT '!'; sleep 600", "--"];
+        for words in [vec!["-n"], vec!["--config", "other", "-n"]] {
+            let mut command = Command::new("perl");
+            command.args(perl).args(words).arg(&argument);
+            let mut child = spawn(command, &log).unwrap();
+            while !std::fs::read(&log).unwrap().ends_with(b"!") {
+                std::thread::yield_now();
+            }
+            assert!(Process::find(&pid_file, &argument).is_none());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            std::fs::remove_file(&log).unwrap();
+        }
+        let mut command = Command::new("perl");
+        command.args(perl).arg("--config").arg(&argument).arg("restore");
+        let mut child = spawn(command, &log).unwrap();
+        while !std::fs::read(&log).unwrap().ends_with(b"!") {
+            std::thread::yield_now();
+        }
+        assert!(Process::find(&pid_file, &argument).is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn a_process_that_ignores_the_request_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let argument = directory.path().join("deaf.toml");
         let ready = directory.path().join("daemon.log");
         std::fs::write(&argument, "").unwrap();
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' TERM; echo deaf; exec tail -f \"$1\"", "sh"]);
+        let script = "trap '' TERM; echo deaf; exec perl -e 'sleep 600' -- --config \"$1\"";
+        command.args(["-c", script, "sh"]);
         command.arg(&argument);
         let mut child = spawn(command, &ready).unwrap();
         while std::fs::read(&ready).unwrap().is_empty() {

@@ -7,6 +7,8 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_protocol::control::DescribeMount;
+use millrace_types::ErrorKind;
 use rustix::{
     io::Errno,
     mount::{UnmountFlags, unmount},
@@ -18,14 +20,33 @@ use crate::{
     mountinfo::{self, Mount},
 };
 
-/// The Millrace mount at `mountpoint`, if there is one (also a broken one, whose daemon died).
+/// The Millrace mount at `mountpoint`, if there is one (also a broken one, whose daemon died) and
+/// nothing is mounted over it.
 ///
 /// # Errors
 /// When the table of mounts cannot be read.
 pub(crate) fn mount_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
     let mounts = mountinfo::mounts().context("cannot read /proc/self/mountinfo")?;
-    let here = |mount: &Mount| mount.mountpoint == mountpoint && mount.is_millrace();
-    Ok(mounts.into_iter().rfind(here))
+    let topmost = mounts.into_iter().rfind(|mount| mount.mountpoint == mountpoint);
+    Ok(topmost.filter(Mount::is_millrace))
+}
+
+/// The process that serves the mount; `None` where its daemon has died.
+///
+/// # Errors
+/// When somebody listens and does not answer, so that nobody knows.
+pub(crate) async fn server(mount: &Mount) -> anyhow::Result<Option<u32>> {
+    match Connection::to_mount(mount).request_within(&DescribeMount {}, ANSWER_PATIENCE).await {
+        Ok(described) => Ok(Some(described.process)),
+        Err(failure) if failure.kind == ErrorKind::DeadlineExceeded => {
+            bail!(
+                "the daemon of what is mounted on {} does not answer: `millrace umount --lazy` \
+                 takes it away",
+                mount.mountpoint.display()
+            )
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 /// Takes the mount away and waits until its daemon has written back what it holds and ended.
@@ -33,12 +54,15 @@ pub(crate) fn mount_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
 /// # Errors
 /// When files are in use (unless `lazy`), or the caller may not unmount.
 pub(crate) async fn end(mount: &Mount, lazy: bool) -> anyhow::Result<()> {
+    if lazy {
+        return detach(&mount.mountpoint, lazy);
+    }
     // Asked before, because afterwards nobody answers. A daemon that died has nothing to wait for.
     let daemon = Connection::to_mount(mount).describe().await.ok();
     let daemon = daemon.and_then(|described| Process::by_id(described.process));
     detach(&mount.mountpoint, lazy)?;
     if let Some(daemon) = daemon
-        && !lazy
+        && !is_elsewhere(mount)?
         && !daemon.wait(DAEMON_PATIENCE)?
     {
         bail!(
@@ -49,6 +73,13 @@ pub(crate) async fn end(mount: &Mount, lazy: bool) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether the file system is mounted elsewhere too, as by a bind mount: its daemon lives on.
+fn is_elsewhere(mount: &Mount) -> anyhow::Result<bool> {
+    let mounts = mountinfo::mounts().context("cannot read /proc/self/mountinfo")?;
+    let device = |mount: &Mount| (mount.major, mount.minor);
+    Ok(mounts.iter().any(|other| other.is_millrace() && device(other) == device(mount)))
 }
 
 /// Removes the entry from the kernel's table.
@@ -89,6 +120,9 @@ fn detach_as_user(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// A daemon answers this from memory; a machine may be busy.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A full write-behind buffer (hundreds of MiB) on a slow network.
 const DAEMON_PATIENCE: Duration = Duration::from_secs(120);
