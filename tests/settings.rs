@@ -22,8 +22,16 @@ fn the_metadata_servers_file_is_accepted_and_shows_the_defaults() -> Result<()> 
 #[test]
 fn the_storage_targets_file_is_accepted_and_shows_the_defaults() -> Result<()> {
     // Examples of what has no default, or another one on each host.
-    let examples =
-        ["advertise", "name", "capacity", "id", "credentials_file", "server_sockets", "address"];
+    let examples = [
+        "advertise",
+        "name",
+        "data",
+        "capacity",
+        "id",
+        "credentials_file",
+        "server_sockets",
+        "address",
+    ];
     File::of("storage-target.toml")?.check::<millrace_storage_target::settings::Settings>(&examples)
 }
 

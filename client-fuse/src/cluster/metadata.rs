@@ -196,7 +196,7 @@ impl Cluster {
         })
     }
 
-    /// Whether an older change waits for so long that nothing may be begun but what leases wait for.
+    /// Whether an older change waits for so long that only what leases wait for may be begun.
     pub(crate) fn is_ahead(&self) -> bool {
         self.operations.are_far_ahead()
     }

@@ -28,15 +28,15 @@ pub(crate) struct Number {
 }
 
 /// How far changes run ahead of one that is not answered. What is left of the span of the server is
-/// for what this mount must tell it before it gives leases back: otherwise who waits for these would
-/// wait for a target that is away.
+/// for what this mount must tell it before it gives leases back: otherwise who waits for these
+/// would wait for a target that is away.
 const AHEAD_MAX: u64 = Operation::SPAN_MAX / 2;
 
 impl Numbers {
     /// Whether no change may be begun but what leases wait for.
     pub(crate) fn are_far_ahead(&self) -> bool {
         let pending = lock(&self.shared);
-        pending.out.first().is_some_and(|lowest| pending.last - lowest >= AHEAD_MAX)
+        pending.out.first().is_some_and(|lowest| pending.last + 1 - lowest >= AHEAD_MAX)
     }
 
     /// The next number.
@@ -121,7 +121,7 @@ mod tests {
             assert!(!numbers.begin().is_far_ahead());
             changes += 1;
         }
-        assert_eq!(changes, AHEAD_MAX);
+        assert_eq!(changes, AHEAD_MAX - 1);
         let mut late = numbers.begin();
         assert!(late.is_far_ahead());
         for _ in 1..AHEAD_MAX - 1 {

@@ -7,8 +7,9 @@
 //! The record says that a backup was put back: [`apply`](crate::apply) then skips everything that
 //! the lost end of the log may have given out, and raises the doubt that keeps checks of the
 //! targets from freeing anything. In front of it stand records that cancel the jobs that the backup
-//! was taken in the middle of and, where its sessions had much open, that end this. A stop in between leaves the file `restoring`; a server refuses to start
-//! with it, and the restore begins anew.
+//! was taken in the middle of and, where its sessions had much open, that end this. A stop in
+//! between leaves the file `restoring`; a server refuses to start with it, and the restore begins
+//! anew.
 
 use std::{
     fs, io,
@@ -250,8 +251,8 @@ fn begin_log(settings: &EngineSettings, found: Restored, had: UnderWay) -> Resul
     Ok(log.syncer().sync_all()?)
 }
 
-/// What ends a job that had not ended: what it was to do may have been done since, and what it would
-/// put over may be newer than what it has.
+/// What ends a job that had not ended: what it was to do may have been done since, and what it
+/// would put over may be newer than what it has.
 fn cancel(job: Job) -> Command {
     let counts = JobCounts {
         files_done: job.files_done,

@@ -2,8 +2,9 @@
 //!
 //! The temporary file is `.NAME.millrace-ID` in the destination's directory, so that the rename
 //! stays within one file system, and any process that has the directory can go on with the upload.
-//! Order: bytes and metadata, fsync of the file (of each part where it is written), check of the condition, rename, fsync of the
-//! directory. A crash leaves a temporary file behind, never half an object; listings pass over it.
+//! Order: bytes and metadata, fsync of the file (of each part where it is written), check of the
+//! condition, rename, fsync of the directory. A crash leaves a temporary file behind, never half an
+//! object; listings pass over it.
 
 use std::{
     fs::File,

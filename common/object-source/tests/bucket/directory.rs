@@ -116,8 +116,8 @@ async fn an_unfinished_upload_is_in_no_listing() {
     assert_eq!(bucket.list_directory("", None).await.unwrap().entries.len(), 1);
 }
 
-/// A file system takes bytes into memory and finds out later that they cannot be stored, as one on a
-/// network does when a quota is used up. Who completes the upload may be elsewhere.
+/// A file system takes bytes into memory and finds out later that they cannot be stored, as one on
+/// a network does when a quota is used up. Who completes the upload may be elsewhere.
 #[tokio::test]
 async fn a_part_that_cannot_be_stored_after_all_is_an_error() {
     for is_streamed in [false, true] {
