@@ -190,3 +190,28 @@ fn a_pid_file_holds_the_process_id_and_a_mount_says_where_it_is() -> Result<()> 
     cluster.cli(&["umount", text(&mountpoint)?])?.ok()?;
     Ok(())
 }
+
+/// One of another cluster, and one that somebody has made by hand where the cluster's was.
+#[test]
+fn a_mount_of_somebody_else_at_the_same_place_stays() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let other = Cluster::prepare(Wish { targets: 1, ..Wish::default() })?;
+    let (mountpoint, file) = (cluster.mount(), cluster.mount().join("file"));
+    fs::write(&file, "here")?;
+    let up = ["dev", "up", "--targets", "1", "--mount", text(&mountpoint)?];
+    refused(&other.cli(&up)?, 1, &["another mount is on", "millrace umount"])?;
+    assert_eq!(fs::read_to_string(&file)?, "here");
+
+    let source = format!("{}:/", cluster.address("metadata")?);
+    cluster.cli(&["umount", text(&mountpoint)?])?.ok()?;
+    let (identity, log) = (cluster.dir().join("client.pem"), cluster.scratch()?.join("log"));
+    let options = format!("identity={},log={}", text(&identity)?, text(&log)?);
+    let mount = ["mount", "--source", &source, "-o", &options, text(&mountpoint)?];
+    cluster.cli(&mount)?.ok()?;
+    let down = cluster.cli(&["dev", "down"])?;
+    ensure!(down.succeeded() && down.stderr.contains("and stays"), "{down}");
+    cluster.cli(&["dev", "up", "--targets", "1"])?.ok()?;
+    assert_eq!(fs::read_to_string(&file)?, "here");
+    cluster.cli(&["umount", text(&mountpoint)?])?.ok()?;
+    Ok(())
+}

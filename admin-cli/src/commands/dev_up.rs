@@ -226,8 +226,8 @@ mod tests {
     /// A process that `daemon` takes for its own.
     fn running(daemon: &Daemon) -> Child {
         daemon.write_settings().unwrap();
-        let mut command = Command::new("tail");
-        command.arg("-f").arg(&daemon.settings_file);
+        let mut command = Command::new("perl");
+        command.args(["-e", "sleep 600", "--", "--config"]).arg(&daemon.settings_file);
         let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
         // In the moment in which it becomes another program it has no arguments.
         while daemon.process().is_none() {

@@ -1,8 +1,8 @@
 //! Turns of fetches that hold some segments while they wait for others.
 //!
 //! Such a fetch holds two buffers while it waits for a third: only so many may as the target's part
-//! of the pool allows. Of these one link has three quarters, of two one, so that a bucket that stands
-//! still leaves some to others, also where only one link is in use.
+//! of the pool allows. Of these one link has three quarters, of two one, so that a bucket that
+//! stands still leaves some to others, also where only one link is in use.
 
 use std::sync::Arc;
 

@@ -60,7 +60,7 @@ use crate::{
         table::{KeyRange, TableKey},
     },
     index::{Index, IndexError},
-    journal::Journal,
+    journal::{Journal, JournalError},
     page_checksum::PAGE,
     space::{Refusal, ReplayError, Space, StoredSummaries},
 };
@@ -101,6 +101,11 @@ pub(super) async fn recover(
     let through = index.statistics().through;
     let start = journal_position(&index, superblock).await?;
     let (journal, replayed) = Journal::open(parts.journal(superblock), start).await?;
+    let sequence = replayed.end.sequence;
+    if sequence <= through {
+        // The index has what the journal lacks: numbers would be given out again.
+        return Err(JournalError::Damaged { sequence }.into());
+    }
     let stopped = match replayed.records.last() {
         Some((_, record)) => Change::decode(record)? == Change::Stop,
         None => false,

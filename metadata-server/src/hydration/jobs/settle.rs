@@ -232,9 +232,10 @@ pub(super) async fn publish<E: Environment>(
 }
 
 /// Settles every export that an earlier run, or a cancelled job, left under way: of the links whose
-/// turn the caller has, or of all before anybody works. Buckets are asked beside each other: one that
-/// is away holds up no other. Targets that have to hear of one are asked later. Where an object was cut, the bucket is away, or an upload is to go on, the export stays
-/// known until the next one of its file.
+/// turn the caller has, or of all before anybody works. Buckets are asked beside each other: one
+/// that is away holds up no other. Targets that have to hear of one are asked later. Where an
+/// object was cut, the bucket is away, or an upload is to go on, the export stays known until the
+/// next one of its file.
 pub(super) async fn all<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,

@@ -2,7 +2,8 @@
 //!
 //! Whoever waits for more than there is has what becomes free before all who come after it. So
 //! those of the usual length, and parts that are sent while they are read, have some beside it that
-//! nobody else waits for, each link a half of it: a bucket that is away leaves the other half to others, also while a large upload waits.
+//! nobody else waits for, each link a half of it: a bucket that is away leaves the other half to
+//! others, also while a large upload waits.
 
 use std::sync::Arc;
 
