@@ -145,7 +145,7 @@ impl Cluster {
         let mut attempts = patience.begin(Instant::now());
         loop {
             if sending.is_ahead() {
-                sending.number.renew();
+                // Under the number that it has: those who wait would use up what is left.
                 tokio::time::sleep(attempts.handle_failure(ahead(), Instant::now())?).await;
                 continue;
             }
