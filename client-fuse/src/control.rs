@@ -30,7 +30,7 @@ use millrace_transport::local::{LocalCall, LocalService};
 use millrace_types::{ErrorKind, Failure};
 use tokio::sync::Semaphore;
 
-use crate::{caller::caller, cluster::Cluster};
+use crate::{caller::connected, cluster::Cluster};
 
 /// Answers on the control socket of one mount.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl LocalService for Control {
     async fn handle(&self, call: LocalCall) {
         let peer = call.caller();
         let process = peer.pid.and_then(|process| u32::try_from(process).ok());
-        let asking: Caller = caller(peer.uid, peer.gid, process.unwrap_or(0));
+        let asking: Caller = connected(peer.uid, peer.gid, process.unwrap_or(0));
         let named = |to: &mut Caller, path: &mut PathBytes| {
             *to = asking.clone();
             self.whole_path(path)
