@@ -88,11 +88,21 @@ impl Connection {
 
     /// The daemon of a mount; whether it answers shows at the first request.
     pub(crate) fn to_mount(mount: &Mount) -> Self {
-        Self::Mount(MountDaemon {
-            mountpoint: mount.mountpoint.clone(),
-            device: (mount.major, mount.minor),
-            user: mount.user,
-        })
+        Self::Mount(MountDaemon::of(mount))
+    }
+
+    /// The process of a mount's daemon; `None` where nobody listens any more.
+    ///
+    /// # Errors
+    /// When somebody does, and does not say.
+    pub(crate) async fn server_of(mount: &Mount) -> Result<Option<u32>, Failure> {
+        let daemon = match MountDaemon::of(mount).connect().await {
+            Ok(daemon) => daemon,
+            Err(failure) if failure.kind == ErrorKind::Unavailable => return Ok(None),
+            Err(failure) => return Err(failure),
+        };
+        let described = daemon.call(&DescribeMount {}, DESCRIBE_DEADLINE).await?;
+        Ok(Some(described.process))
     }
 
     /// Asks, and waits for the answer at most for [`DEADLINE`].
@@ -172,6 +182,14 @@ impl Connection {
 }
 
 impl MountDaemon {
+    fn of(mount: &Mount) -> Self {
+        Self {
+            mountpoint: mount.mountpoint.clone(),
+            device: (mount.major, mount.minor),
+            user: mount.user,
+        }
+    }
+
     /// Connects to the daemon in the first of its places where it listens.
     ///
     /// # Errors
@@ -208,5 +226,7 @@ async fn hello(peer: &Peer) -> Result<HelloReply, Failure> {
 
 /// The longest request: adding a link asks every host to reach the bucket, each within 30 s.
 const DEADLINE: Duration = Duration::from_secs(90);
+/// A daemon says from memory what it serves; a machine may be busy.
+const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 /// Longer than a restart of the server, and as long as a person waits without a word.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);

@@ -7,8 +7,6 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_protocol::control::DescribeMount;
-use millrace_types::ErrorKind;
 use rustix::{
     io::Errno,
     mount::{UnmountFlags, unmount},
@@ -34,19 +32,14 @@ pub(crate) fn mount_at(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
 /// The process that serves the mount; `None` where its daemon has died.
 ///
 /// # Errors
-/// When somebody listens and does not answer, so that nobody knows.
+/// When somebody listens and does not say, so that nobody knows.
 pub(crate) async fn server(mount: &Mount) -> anyhow::Result<Option<u32>> {
-    match Connection::to_mount(mount).request_within(&DescribeMount {}, ANSWER_PATIENCE).await {
-        Ok(described) => Ok(Some(described.process)),
-        Err(failure) if failure.kind == ErrorKind::DeadlineExceeded => {
-            bail!(
-                "the daemon of what is mounted on {} does not answer: `millrace umount --lazy` \
-                 takes it away",
-                mount.mountpoint.display()
-            )
-        }
-        Err(_) => Ok(None),
-    }
+    Connection::server_of(mount).await.with_context(|| {
+        format!(
+            "another mount may be on {}, and does not say: `millrace umount --lazy` takes it away",
+            mount.mountpoint.display()
+        )
+    })
 }
 
 /// Takes the mount away and waits until its daemon has written back what it holds and ended.
@@ -120,9 +113,6 @@ fn detach_as_user(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     }
     Ok(())
 }
-
-/// A daemon answers this from memory; a machine may be busy.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A full write-behind buffer (hundreds of MiB) on a slow network.
 const DAEMON_PATIENCE: Duration = Duration::from_secs(120);
