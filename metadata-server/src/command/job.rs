@@ -108,6 +108,19 @@ pub struct JobCounts {
     pub errors: u64,
 }
 
+impl JobCounts {
+    /// Those of a job as people see it.
+    pub(crate) fn of(job: &Job) -> Self {
+        Self {
+            files_done: job.files_done,
+            files_total: job.files_total,
+            bytes_done: job.bytes_done,
+            bytes_total: job.bytes_total,
+            errors: job.errors,
+        }
+    }
+}
+
 /// Freezes a file for its upload. Refused while somebody has it open for writing.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct BeginExport {

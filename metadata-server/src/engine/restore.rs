@@ -254,14 +254,7 @@ fn begin_log(settings: &EngineSettings, found: Restored, had: UnderWay) -> Resul
 /// What ends a job that had not ended: what it was to do may have been done since, and what it
 /// would put over may be newer than what it has.
 fn cancel(job: Job) -> Command {
-    let counts = JobCounts {
-        files_done: job.files_done,
-        files_total: job.files_total,
-        bytes_done: job.bytes_done,
-        bytes_total: job.bytes_total,
-        errors: job.errors,
-    };
-    let (id, state) = (job.id, Some(JobState::Cancelled));
+    let (id, state, counts) = (job.id, Some(JobState::Cancelled), JobCounts::of(&job));
     Command::UpdateJob(UpdateJob { id, state, counts, failures: job.failures })
 }
 

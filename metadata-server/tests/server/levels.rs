@@ -288,50 +288,6 @@ fn a_file_whose_mode_changed_after_its_export_is_reopened_from_the_eighteenth_le
     assert_eq!(tree::inode(&log.store, FILE).unwrap(), before, "it was dirty already");
 }
 
-/// Directories in one another below the link, 256 bytes of a path each, some of which are renamed.
-#[test]
-fn no_removal_waits_for_what_no_key_can_be_from_the_eighteenth_level_on() {
-    for (level, expected) in [(17, vec![1, 16, 17, 255]), (18, vec![1, 16])] {
-        let mut log = linked(LinkMode::ImportExport);
-        log.apply(Command::SetFeatureLevel(level)).unwrap();
-        let set = SetDeletePropagation { link: LinkId(1), on: true };
-        log.apply(Command::SetDeletePropagation(set)).unwrap();
-        let name = FileName::parse(&[b'd'; 255]).unwrap();
-        let at = |depth: u64| InodeId(2 + depth);
-        for depth in 1..=260 {
-            log.apply(Command::Create(Create {
-                caller: Caller::ROOT,
-                parent: at(depth - 1),
-                name: name.clone(),
-                node: NewNode::Directory,
-                mode: 0o755,
-                inode: at(depth),
-                seed: 0,
-                open: None,
-                exclusive: true,
-            }))
-            .unwrap();
-        }
-        for depth in [260, 256, 255, 17, 16, 1] {
-            log.apply(Command::Rename(Rename {
-                caller: Caller::ROOT,
-                source_parent: at(depth - 1),
-                source_name: name.clone(),
-                target_parent: at(depth - 1),
-                target_name: FileName::parse(b"away").unwrap(),
-                mode: RenameMode::NoReplace,
-                readers: Vec::new(),
-            }))
-            .unwrap();
-        }
-        let queue = keys::deletions(LinkId(1));
-        let queued = tree::scan::<DeletionRecord>(&log.store, &queue, usize::MAX).unwrap();
-        let lens: Vec<usize> = queued.iter().map(|(key, _)| key.len() - queue.len()).collect();
-        let expected: Vec<usize> = expected.into_iter().map(|depth| depth * 256).collect();
-        assert_eq!(lens, expected, "level {level}");
-    }
-}
-
 #[test]
 fn jobs_have_options_from_the_tenth_level_on_and_older_publications_are_replayed() {
     let mut log = linked(LinkMode::ImportExport);
@@ -507,7 +463,7 @@ fn from_the_tenth_level_on_a_directory_takes_the_place_of_an_object_and_listings
     }
 }
 
-fn export_job() -> Job {
+pub(crate) fn export_job() -> Job {
     Job {
         id: JobId(0),
         kind: JobKind::Export,

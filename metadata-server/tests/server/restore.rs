@@ -22,16 +22,17 @@ use millrace_metadata_server::{
     },
 };
 use millrace_protocol::{
-    admin::{Job, JobKind, JobState},
+    admin::{Job, JobState},
     metadata::NewNode,
     session::Caller,
 };
-use millrace_types::{ClusterId, HostId, InodeId, JobId, SessionId, Timestamp};
+use millrace_types::{ClusterId, HostId, InodeId, JobId, SessionId};
 use tempfile::TempDir;
 
 use crate::{
     engine::{CLUSTER, Server, contents, records_from, settings},
     hosts::{Host, register_targets},
+    levels::export_job,
     snapshots::tick_and_wait,
 };
 
@@ -150,33 +151,16 @@ fn a_backup_that_was_put_back_has_every_file_and_gives_out_nothing_twice() {
     assert!(files(old) == files(new));
 }
 
-/// A job over everything, as it is asked for.
-fn asked() -> AddJob {
-    let job = Job {
-        id: JobId(0),
-        kind: JobKind::Export,
-        path: b"/".to_vec(),
-        state: JobState::Queued,
-        files_done: 0,
-        files_total: 0,
-        bytes_done: 0,
-        bytes_total: 0,
-        errors: 0,
-        failures: Vec::new(),
-        started: Timestamp(0),
-        ended: None,
-    };
-    AddJob { job, caller: Caller::ROOT, root: InodeId::ROOT }
-}
-
 /// What they would write was written after the backup, perhaps, and is newer than what it has.
 #[test]
 fn jobs_that_a_backup_was_taken_in_the_middle_of_do_not_go_on_after_it() {
     let states = [JobState::Queued, JobState::Running, JobState::Succeeded];
+    let asked = AddJob { job: export_job(), caller: Caller::ROOT, root: InodeId::ROOT };
     let counts = JobCounts { files_done: 3, files_total: 7, ..JobCounts::default() };
     let backed = Backed::with(|server, _| {
         for last in 0..states.len() {
-            server.turn(|core| core.execute(None, Command::AddJob(asked()))).unwrap();
+            let add = Command::AddJob(asked.clone());
+            server.turn(|core| core.execute(None, add)).unwrap();
             for state in states[1..=last].iter().copied() {
                 let id = JobId(last as u64 + 1);
                 let update = UpdateJob { id, state: Some(state), counts, failures: Vec::new() };

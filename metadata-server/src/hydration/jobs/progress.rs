@@ -28,13 +28,7 @@ struct State {
 impl Progress {
     /// The counts that a record holds.
     pub(super) fn of(job: &Job) -> Self {
-        let counts = JobCounts {
-            files_done: job.files_done,
-            files_total: job.files_total,
-            bytes_done: job.bytes_done,
-            bytes_total: job.bytes_total,
-            errors: job.errors,
-        };
+        let counts = JobCounts::of(job);
         let failures = job.failures.clone();
         Self { state: Mutex::new(State { counts, failures, ..State::default() }) }
     }
